@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 EXTRAS := dev,docs
 DEMO_ARGS ?=
 TEST_ARGS ?=
+PROVE_MINUTES ?= 7.5
+PROVE_KEPT ?= prove
 STRIKES_ARGS ?= --fleets 100 --strikes 1000 --resume strikes.jsonl
 # For two cores: fleets wait for a part of their time, and what computes has one thread.
 TEST_WORKERS ?= 3
@@ -14,12 +16,15 @@ CAMPAIGN := tests/runtime tests/engines tests/observe tests/prove/test_faults.py
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
-.PHONY: help env demo test campaign campaign-long strikes lint docs bench names numbers reference release browser-env trainers-env cluster-env clean
+.PHONY: help env demo test campaign campaign-long campaign-hosts prove strikes lint docs bench names numbers reference release browser-env trainers-env cluster-env clean
 help:
 	@echo "make demo    train, kill things, and compare the bits with an undisturbed run (DEMO_ARGS=...)"
 	@echo "make test    all tests but the long searches (TEST_ARGS=...)"
 	@echo "make campaign  the fleets of processes that CI runs"
 	@echo "make campaign-long  all other tests marked campaign or soak: hours"
+	@echo "make campaign-hosts  300 faults of hosts in network namespaces, as root: an hour (HOST_FAULTS=, HOST_SEED=)"
+	@echo "make prove   a quarter of an hour of faults on two scripts, replicas of one process and of two, with a seed of its own;"
+	@echo "              goes on where it was stopped (PROVE_MINUTES=..., of each; PROVE_KEPT=: begins anew and keeps nothing)"
 	@echo "make strikes  1,000 strikes from outside at 100 fleets: hours; goes on where it was stopped (STRIKES_ARGS=...)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make docs    the documentation, into docs/_build/html"
@@ -28,7 +33,7 @@ help:
 	@echo "              (RELEASE_PYTHONS='python3.11 python3.12 python3.13': with each of them)"
 	@echo "make trainers-env  Hugging Face's trainer and Lightning, for the tests that otherwise skip (a minute, 110 MB)"
 	@echo "make browser-env  Chromium and Prometheus for the tests that otherwise skip (Debian, as root)"
-	@echo "make cluster-env  etcd, Slurm (Debian, as root), Kubernetes' schemas, for the tests that otherwise skip; no service is left"
+	@echo "make cluster-env  etcd, Slurm (Debian, as root), Ray, Kubernetes' schemas, for the tests that otherwise skip; no service is left"
 	@echo "make names   write the list of public names that the tests hold the code to"
 	@echo "make reference  write what the reference pages take from the source: settings, errors, events, commands"
 	@echo "make numbers  write the page of numbers beside peers from benchmarks/RESULTS.md"
@@ -57,6 +62,18 @@ campaign: $(STAMP)
 campaign-long: $(STAMP)
 	$(BIN)/python -m pytest -n $(CAMPAIGN_WORKERS) --dist worksteal tests $(addprefix --ignore=,$(CAMPAIGN)) -m "campaign and not soak" $(TEST_ARGS)
 	$(BIN)/python -m pytest -n $(CAMPAIGN_WORKERS) --dist worksteal tests -m "campaign and soak" $(TEST_ARGS)
+
+# One fleet at a time: each has up to four hosts.
+HOST_FAULTS ?= 300
+HOST_SEED ?= 1
+campaign-hosts: $(STAMP)
+	OUTLAST_HOST_FAULTS=$(HOST_FAULTS) OUTLAST_HOST_SEED=$(HOST_SEED) $(BIN)/python -m pytest tests/runtime/test_host_faults.py $(TEST_ARGS)
+
+# The seed is drawn when the file that it resumes is begun, and printed; a failure prints the command that strikes the same way again.
+PROVE := $(BIN)/outlast prove run --runs 100000 --minutes $(PROVE_MINUTES)
+prove: $(STAMP)
+	$(PROVE) $(if $(PROVE_KEPT),--resume $(PROVE_KEPT)-replicas.jsonl) tests/prove/scripts/nanogpt.py --max-iters 300
+	$(PROVE) $(if $(PROVE_KEPT),--resume $(PROVE_KEPT)-ranks.jsonl) --ranks 2 -m outlast.examples.fsdp_gpt --steps 150
 
 strikes: $(STAMP)
 	$(BIN)/outlast prove strikes $(STRIKES_ARGS)

@@ -102,8 +102,10 @@ def browsing(profile: Path) -> Iterator[Browser]:
     driver = subprocess.Popen([str(DRIVER), f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         browser = Browser(port, profile)
-        yield browser
-        browser.close()
+        try:
+            yield browser
+        finally:
+            browser.close()  # a browser outlives its driver
     finally:
         driver.terminate()
         driver.wait(20)

@@ -147,7 +147,7 @@ def links(seed: int, rounds: int, bounds: Bounds, data: list[Any]) -> Table:
     for hosts in (64, 512, 4096):
         for name, (paths, num) in fabrics_of(hosts).items():
             for rate, sent in ((0.001, 10_000), (0.001, 2_000), (0.01, 200), (0.1, 20)):
-                right = named = there = 0
+                right = told = there = 0
                 start = time.perf_counter()
                 for number in range(rounds):
                     draw = np.random.default_rng((seed, hosts, number))
@@ -157,8 +157,8 @@ def links(seed: int, rounds: int, bounds: Bounds, data: list[Any]) -> Table:
                     good[list(bad)] = 1 - rate
                     lost = [int(draw.binomial(sent, 1 - good[path].prod())) for path in paths]
                     found = named(paths, sent, lost, num)
-                    right, named, there = right + len(found & bad), named + len(found), there + count
-                precision, recall = right / max(named, 1), right / there
+                    right, told, there = right + len(found & bad), told + len(found), there + count
+                precision, recall = right / max(told, 1), right / there
                 worst["precision"] = min(worst["precision"], precision)
                 if rate * sent >= 10:
                     worst["recall"] = min(worst["recall"], recall)

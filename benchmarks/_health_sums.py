@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ def recall(subject: Subject, tries: int, seed: int) -> dict[str, dict[int, tuple
     draw = torch.Generator().manual_seed(seed)
     kinds, width = order_of(subject), 8 * next(subject.model.parameters()).element_size()
     clean = [g.clone() for g in subject.compute(1, 10**6 + 1)]
-    norm = float(torch.sqrt(sum((g.double() ** 2).sum() for g in clean)))
+    norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in clean))
     found: dict[str, dict[int, tuple[int, int, int, float]]] = {}
     step = 10**6 + 2
     for kind in KINDS:
@@ -77,10 +78,10 @@ def recall(subject: Subject, tries: int, seed: int) -> dict[str, dict[int, tuple
                 hits, equal = hits + seen, equal + same
                 if not seen:
                     off = sum(
-                        (torch.nan_to_num(x.double() - y.double()) ** 2).sum()
+                        float((torch.nan_to_num(x.double() - y.double()) ** 2).sum())
                         for x, y in zip(grads, clean, strict=True)
                     )
-                    missed = max(missed, float(torch.sqrt(off)) / norm)
+                    missed = max(missed, math.sqrt(off) / norm)
             found.setdefault(kind, {})[bit] = (tries, hits, equal, missed)
     return found
 

@@ -193,7 +193,7 @@ def netbouncer(
                 for who, links in found.items():
                     score[who][0] += len(links & bad)
                     score[who][1] += len(links)
-            best = max((w for w in score if w != "ours"), key=lambda w: _f1(*score[w], there))
+            best = max((w for w in score if w != "ours"), key=lambda w: _f1(score[w][0], score[w][1], there))
             for who, label in (("ours", "localise_links"), (best, f"NetBouncer's, penalty {best}")):
                 right, named = score[who]
                 rows.append([name, f"{rate:.1%}", label, f"{right / max(named, 1):.3f}", f"{right / there:.3f}"])

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import outlast
-from benchmarks._probe import FINGERPRINTS_S, Probe, in_turn
+from benchmarks._probe import BITS, FINGERPRINTS_S, Probe, in_turn
 from benchmarks._workload import MODELS, build, loss_of, samples
 from benchmarks.peers.ddp import parser
 from outlast.core.policy import Guards
@@ -22,13 +22,14 @@ def main() -> None:
     options.add_argument("--audits", default="0", help="shares, one a step in turn: 0,0.02")
     options.add_argument("--guards", default="default", help="one a step in turn: off,default")
     options.add_argument("--fingerprints", action="store_true", help="report what fingerprints take")
+    options.add_argument("--bits", action="store_true", help="report the bits after each block, as the next begins")
     args = options.parse_args()
     probe = Probe(rank=os.getpid())
     run = outlast.join()
     model, optimizer = build(args.model, args.seed)
     shares = [float(share) for share in args.audits.split(",")]
     settings = args.guards.split(",")
-    training = run.protect(
+    training: Any = run.protect(
         model, optimizer, samples(args.model), global_batch_size=MODELS[args.model].samples * args.microbatches,
         microbatches=args.microbatches, seed=args.seed, audit=max(shares),
         guards=settings[0],
@@ -47,15 +48,18 @@ def main() -> None:
             probe.number(FINGERPRINTS_S, spent[0] / probe.block)
             spent[0] = 0.0
         probe.commit(step.number)
+        if args.bits and probe.block and (step.number + 1) % probe.block == 0:
+            probe.number(BITS + step.number, int(training.fingerprint()[:12], 16))
 
 
 def watch_fingerprints() -> list[float]:
     """Count the processor time of a step's fingerprints: of the reduced gradient, and of a part of the state. The first
     come of the pass that reduces: what is counted is a look of its own, which takes more."""
     from outlast.runtime.checks import _state_rotation as _agreement
-    from outlast.runtime.exchange import plane as _plane
+    from outlast.runtime.exchange import plane
 
     spent = [0.0]
+    _plane: Any = plane  # whose functions are replaced
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["COMPUTE", "EXCHANGE", "FINGERPRINTS_S", "OTHER", "RECORD", "SHARE_BYTES", "Probe", "in_turn"]
+__all__ = ["BITS", "COMPUTE", "EXCHANGE", "FINGERPRINTS_S", "OTHER", "RECORD", "SHARE_BYTES", "Probe", "in_turn"]
 
 RECORD = struct.Struct("<cxxxiqdddq")
 """kind, rank, step, monotonic seconds, processor seconds of the process, value, count. Kinds: h hello (step = pid), c
@@ -31,6 +31,8 @@ SHARE_BYTES = 1
 """Key of a number: resident memory, each page divided by how many processes map it (PSS), at a block's end."""
 FINGERPRINTS_S = 2
 """Key of a number: processor seconds a step that fingerprints took, over a block."""
+BITS = 1000
+"""Key of a number, less the step's: 48 bits of the fingerprint of the state after it."""
 
 
 class Probe:

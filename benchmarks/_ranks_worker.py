@@ -76,13 +76,14 @@ def plain(args: argparse.Namespace, turn: Turn, said: Callable[[int], None], *, 
     model = GPT(width=args.width)
     optimizer = shard(model, init_device_mesh("cpu", (replicas, ranks), mesh_dim_names=("replicate", "shard")))
     data, size = HelpText(), BATCH // MICROBATCHES
+    sharded: Any = model  # FSDPModule, as `shard` leaves it
     share = MICROBATCHES // (replicas * ranks)
     for step in range(args.steps):
         turn.await_step(step)
         for index in range(share):
             last = index == share - 1
-            model.set_requires_gradient_sync(each or last)
-            model.set_requires_all_reduce(last)
+            sharded.set_requires_gradient_sync(each or last)
+            sharded.set_requires_all_reduce(last)
             first = (step * BATCH + (args.rank * share + index) * size) % (len(data) - size)
             loss = next_byte_loss(model, torch.stack([data[first + i] for i in range(size)])) / share
             loss.backward()

@@ -61,7 +61,8 @@ def byzfl() -> Any:
 def milliseconds(call: Callable[[], object]) -> tuple[float, float]:
     """Median and best time of a call, after one to warm up."""
     call()
-    times, end = [], time.perf_counter() + BUDGET_S
+    times: list[float] = []
+    end = time.perf_counter() + BUDGET_S
     while len(times) < 3 or (time.perf_counter() < end and len(times) < 51):
         start = time.perf_counter()
         call()
@@ -72,7 +73,9 @@ def milliseconds(call: Callable[[], object]) -> tuple[float, float]:
 def in_turn(call: Callable[[], object], floor: Callable[[], object]) -> tuple[float, float, float]:
     """Median and best time of a call, and the floor's median, one after the other."""
     call()
-    times, floors, end = [], [], time.perf_counter() + BUDGET_S
+    times: list[float] = []
+    floors: list[float] = []
+    end = time.perf_counter() + BUDGET_S
     while len(times) < 3 or (time.perf_counter() < end and len(times) < 51):
         for kept, each in ((floors, floor), (times, call)):
             start = time.perf_counter()

@@ -99,11 +99,11 @@ def medians_of(rows: dict[str, list[Result]]) -> dict[str, Result]:
 
 
 def limit_rows(r: Result) -> list[list[str]]:
-    rows = [
-        ["limits: warm copy, bare O_DIRECT write and read", r["memcpy_s"], r["write_s"], r["write_beside_s"],
-         r["write_gap_s"], r.get("load_s")],
-        ["limits: the same with 2 writes, 4 reads in flight", None, r["write_deep_s"], None, None, r["load_deep_s"]],
-        ["the loop with nothing beside it, as long as that write", None, None, None, r["undisturbed_gap_s"], None],
+    rows: list[tuple[Any, ...]] = [
+        ("limits: warm copy, bare O_DIRECT write and read", r["memcpy_s"], r["write_s"], r["write_beside_s"],
+         r["write_gap_s"], r.get("load_s")),
+        ("limits: the same with 2 writes, 4 reads in flight", None, r["write_deep_s"], None, None, r["load_deep_s"]),
+        ("the loop with nothing beside it, as long as that write", None, None, None, r["undisturbed_gap_s"], None),
     ]  # fmt: skip
     return [cells(*row) for row in rows]
 

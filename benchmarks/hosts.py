@@ -1,5 +1,6 @@
 """Hosts that fail: how long no step is committed after a process's death on another host, and after a power-off. And
-hosts that do not: a step beside plain DDP's, and the bytes that a host sends in it (`_host_steps.py`).
+hosts that do not: a step beside plain DDP's, and the bytes that a host sends in it (`_host_steps.py`); and one of
+four at a third of its speed (`_host_speeds.py`).
 
 Three hosts are network namespaces on this machine, with one replica each. In every sample a run learns its deadlines, a
 replica on another host is killed as often as asked, and at the end that host loses its power: all of it goes, and no
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._common import Bounds, Table, alone, environment, options, publish, spread
+from benchmarks._host_speeds import no_quotas, slow_host_measured, slow_host_table
 from benchmarks._host_steps import steps_measured, steps_table
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no hosts can be made on this machine: {reason}", file=sys.stderr)
         return 0
     steps = steps_measured(args) if args.rates else []
+    if reason := no_quotas() if args.slow_rounds else "":
+        print(f"no host is slowed down: {reason}", file=sys.stderr)
+    slow = slow_host_measured(args) if args.slow_rounds and not reason else []
     for sample in range(args.samples):
         with alone(args.lock):
             every += measured(args, sample)
@@ -68,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if deaths:
         bounds.check("a process's death on another host: median", spread(deaths).median, DEATH_S, "s")
     tables = [*([tabulate(every)] if every else []), *([steps_table(steps, bounds)] if steps else [])]
-    return publish("hosts", args, machine, tables, bounds, [dataclasses.asdict(one) for one in (*every, *steps)])
+    tables += [slow_host_table(slow, bounds)] if slow else []
+    every_row = [dataclasses.asdict(one) for group in (every, steps, slow) for one in group]
+    return publish("hosts", args, machine, tables, bounds, every_row)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -80,6 +87,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rates", nargs="*", default=["", "1gbit"], help="of the cables; none: measure no steps")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--slow-rounds", type=int, default=5, help="with one of four hosts slowed down; 0 for none")
+    parser.add_argument("--slow-model", choices=["0.15M", "3.2M", "10M"], default="3.2M")
+    parser.add_argument("--slow-microbatches", type=int, default=40)
     return parser.parse_args(argv)
 
 

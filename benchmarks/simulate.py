@@ -16,7 +16,7 @@ import platform
 import resource
 import sys
 import time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -156,7 +156,7 @@ def simpy_run(job: Job, rng: np.random.Generator) -> tuple[float, int]:
                     state["events"] += 2
             except simpy.Interrupt as struck:
                 state["work"], state["training"] = state["saved"], False
-                pause = struck.cause.detection_s + tier.recovery_s
+                pause = cast("Any", struck.cause).detection_s + tier.recovery_s
 
     training = env.process(train())
     for k in range(len(job.classes)):

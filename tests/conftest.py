@@ -2,19 +2,24 @@
 
 Most of a fleet's cost is the start of its processes, so a third of that is saved here: `start/sitecustomize.py`, and
 outlast compiled once where the environment forbids Python to keep what it compiled (every process would do it anew).
-And no example of a property has a time limit: speed is asserted in benchmarks.
+No example of a property has a time limit: speed is asserted in benchmarks. And what a command that runs in this process
+does with signals ends with its test. A test may have threads refused, as by a host that has no more.
 """
 
 from __future__ import annotations
 
 import compileall
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+_SIGNALS = signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 _START = str(Path(__file__).with_name("start"))
 _SOURCE = Path(__file__).resolve().parents[1] / "src" / "outlast"
 
@@ -29,3 +34,29 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_START, inherited]))
     if sys.dont_write_bytecode and os.access(_SOURCE, os.W_OK):
         compileall.compile_dir(_SOURCE, quiet=1)
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Threads whose names begin with what is put here are not to be had."""
+    names, start = set[str](), threading.Thread.start
+
+    def refusing(thread: threading.Thread) -> None:
+        if thread.name.startswith(tuple(names)):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+    yield names
+    names.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    before = [(number, signal.getsignal(number)) for number in _SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)

@@ -11,13 +11,38 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
+from outlast.config_checks import check_vacancies
 from outlast.errors import ConfigError, nearest
 
-__all__ = ["Resolved", "RunConfig", "anchored", "decoded", "encoded", "in_json", "resolve"]
+__all__ = ["Resolved", "RunConfig", "TlsFiles", "anchored", "decoded", "encoded", "in_json", "resolve"]
+
+
+class TlsFiles(NamedTuple):
+    """Where a host's certificate, its key and its authorities are, and the name that all certificates bear or ""."""
+
+    cert: str
+    key: str
+    ca: str
+    name: str = ""
+
+    @classmethod
+    def of(cls, said: Mapping[str, str]) -> TlsFiles | None:
+        """None where nothing is said. ConfigError where one thing is said and another is missing."""
+        found = cls(**{name: said.get(name, "") for name in cls._fields})
+        missing = [f"tls_{name}" for name in ("cert", "key", "ca") if not getattr(found, name)]
+        if not any(found):
+            return None
+        if missing:
+            raise ConfigError(
+                f"TLS is asked for, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given",
+                did="nothing is ever sent unencrypted instead",
+                remedy="tls_cert, tls_key and tls_ca (--tls-cert FILE …, OUTLAST_TLS_CERT …), or none of them",
+            )
+        return found
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +65,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     MAX none is taken."""
     slots: int = 0
     """Replicas that may run on this host; 0 is any number. Every agent that joins says its own."""
+    tls_cert: str = ""
+    """For TLS between hosts: this host's certificate, a PEM file, with those that lie between it and the authority.
+    `tls_cert`, `tls_key` and `tls_ca` go together, and with `endpoint`; each host that joins names its own."""
+    tls_key: str = ""
+    """The key of `tls_cert`, a PEM file that nobody else can read, without a passphrase."""
+    tls_ca: str = ""
+    """The authorities that the other hosts' certificates are signed by, and their lists of revoked ones, a PEM file."""
+    tls_name: str = ""
+    """The name that every host's certificate has to bear, as a DNS name among its alternative ones. Empty: each has to
+    be for the address that its host is called at."""
     record: str = "sqlite"
     """Where the coordinator's record is kept: `sqlite`, on the host that starts the run; or `etcd://HOST:PORT,…`, the
     members of an etcd (`etcds://`: by TLS), so that any host that has joined may go on with it."""
@@ -71,6 +106,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """c10d's own timeout; met only on a silent network cut."""
     max_restarts: int = 16
     """Replacements of dead replicas over the whole run; beyond that it goes on shrinking."""
+    on_vacancy: Literal["shrink", "wait", "stop", "auto"] = "shrink"
+    """What to do where replicas are lost and no spare is there: go on with fewer, wait for others, save and stop, or
+    (`auto`) what is worth most by what this run has seen of replacements."""
+    min_replicas: int = 1
+    """Fewer never begin or go on: they wait for others for `vacancy_wait_s`, then the run saves and stops."""
+    vacancy_wait_s: float = 600.0
+    """Waits for lost replicas end then: those left go on, or the run stops. Each coordinator counts its waits anew."""
+    price: float = 0.0
+    """For `on_vacancy = auto`: what a second of the run costs, of what one with all its replicas is worth. With half of
+    them left a price above 0.5 makes it stop, unless others are expected soon."""
     restart_backoff_s: float = 1.0
     """Delay before a replacement starts, doubled each time the same slot dies within a minute, at most 60 s."""
     start_s: float = 600.0
@@ -160,6 +205,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return numbers[0], numbers[1]
 
     @property
+    def tls(self) -> TlsFiles | None:
+        """None where connections between hosts are not encrypted. Raises ConfigError where a file is missing."""
+        return TlsFiles.of({name: getattr(self, f"tls_{name}") for name in TlsFiles._fields})
+
+    @property
     def num_agents(self) -> int:
         """Agents that have to be there before the first replicas are started, on this host and on others."""
         return self._agents_of(self.hosts[0]) if self.endpoint else self.agents
@@ -179,6 +229,7 @@ _CHECKS: dict[str, tuple[float, float]] = {
     "lease_s": (1, float("inf")), "record_lease_s": (0.3, 600),
     "heartbeat_s": (0.05, 60), "ack_s": (0.05, 600), "outside_s": (0.1, float("inf")), "stall_floor_s": (0.05, 3600),
     "formation_s": (0.5, 3600), "group_timeout_s": (1, 86400), "max_restarts": (0, 1_000_000),
+    "min_replicas": (1, 100_000), "vacancy_wait_s": (0, float("inf")), "price": (0, 1_000_000),
     "host_silence_s": (0.5, 3600), "speed_window_s": (0, 3600),
     "restart_backoff_s": (0, 3600), "start_s": (1, 86400), "threads": (0, 1024), "port": (0, 65535),
     "f": (0, 100_000), "rows": (0, 100_000), "row_momentum": (0, 0.999999), "check_reducers": (0, 1),
@@ -199,7 +250,9 @@ def in_json(value: Any) -> Any:
 def anchored(config: RunConfig) -> RunConfig:
     """Return the configuration with the places of its checkpoints made absolute, as seen from the working directory: a
     script may change that before it reads them."""
-    named = ("checkpoint_dir", "checkpoint_drain_to", "init_from", "readings_from", "fabric")
+    named = (
+        "checkpoint_dir", "checkpoint_drain_to", "init_from", "readings_from", "fabric", "tls_cert", "tls_key", "tls_ca"
+    )  # fmt: skip
     places = {key: getattr(config, key) for key in named}
     if config.resume not in ("auto", "never"):
         places["resume"] = config.resume
@@ -256,10 +309,7 @@ def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | 
                 f"{key} = {value} (from {origins[key]}) is out of range", remedy=f"give a value from {low} to {high}"
             )
     _check_hosts(config)
-    if config.spares == "auto" and config.ranks > 1:
-        raise ConfigError(
-            "spares = auto is not done yet for replicas of several ranks (--ranks)", remedy="--spares with a number"
-        )
+    check_vacancies(config.replicas, config.ranks, config.min_replicas, config.on_vacancy)
     return Resolved(config=config, origins=origins)
 
 
@@ -290,6 +340,11 @@ def _check_hosts(config: RunConfig) -> None:
             f"record = {config.record!r}, and no other hosts that could go on with it",
             remedy="leave it out, or --endpoint HOST:PORT and --nnodes",
         )
+    if config.tls and not config.endpoint:
+        raise ConfigError(
+            "certificates for TLS, and no other hosts: nothing leaves this machine",
+            remedy="leave tls_cert, tls_key and tls_ca out (unset OUTLAST_TLS_CERT …), or --endpoint HOST:PORT",
+        )
     if not config.endpoint and not config.agents:
         raise ConfigError(
             "agents = 0 starts no replica on this host", remedy="at least 1, or --endpoint and other hosts"
@@ -301,13 +356,12 @@ def _invalid(error: msgspec.ValidationError, values: Mapping[str, Any], origins:
     what, _, key = str(error).partition(" - at `$.")
     key = key.rstrip("`").partition("[")[0]
     if key not in origins:
-        return ConfigError(
-            f"the run's configuration is invalid: {error}", remedy="see the settings in outlast run --help"
-        )
+        return ConfigError(f"the run's configuration is invalid: {error}", remedy="outlast run --help has the settings")
     wanted = get_args(get_type_hints(RunConfig)[key])
     choices = [choice for choice in wanted if isinstance(choice, str)]
-    default = None if choices else f"the default is {getattr(RunConfig(), key)!r}"
-    remedy = nearest(values[key], choices, default, both=True)
+    words = [str(word) for kind in wanted for word in get_args(kind)]
+    other = f"a number, or {words[0]}" if words else f"the default is {getattr(RunConfig(), key)!r}"
+    remedy = nearest(values[key], choices, None if choices else other, both=True)
     return ConfigError(f"{key} = {values[key]!r} (from {origins[key]}) is invalid: {what}", remedy=remedy)
 
 

@@ -1,4 +1,5 @@
-"""The threads of saves: what works is never given up, what failed is not said to hang, none stays behind."""
+"""The threads of saves: what works is never given up, what failed is not said to hang, none stays behind, and where
+none is to be had that is said."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import torch
 
 from outlast.checkpoint import CheckpointEngine, LocalStore
 from outlast.checkpoint import save_events as events
-from outlast.checkpoint.threads import Threads, be_nice, within
+from outlast.checkpoint import threads as _threads
+from outlast.checkpoint.threads import Threads, be_nice, begin, within
 
 
 def state(value: float) -> dict[str, Any]:
@@ -184,3 +186,144 @@ def test_no_thread_stays_behind_after_many_saves(tmp_path: pathlib.Path) -> None
     for thread in set(threading.enumerate()) - before:
         thread.join(20)  # a timer that was cancelled ends when it wakes
         assert not thread.is_alive(), thread.name
+
+
+STARVED = """
+import os, resource, signal, threading
+from outlast.checkpoint import threads
+
+STACK, PAGE = 8 << 20, resource.getpagesize()
+threading.stack_size(STACK)
+threads._LOOKS = 1
+
+def starve(room):
+    signal.alarm(60)  # who hangs ends by it
+    used = int(open("/proc/self/statm").read().split()[0]) * PAGE
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+    try:
+        threads.Threads(1, "t", limit_s=0.0).submit(int).result()
+    except MemoryError:
+        os._exit(3)
+    except RuntimeError as error:
+        os._exit(4 if "did not begin" in str(error) else 3)
+    os._exit(0)
+
+def begun(room):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            starve(room)
+        finally:
+            os._exit(9)
+    return pid
+
+# What its first frames need, beyond its stack, is a few pages: there each is tried.
+rooms = [*range(0, 26 << 20, 200 << 10), *range(STACK, STACK + (200 << 10), PAGE)]
+pids = [begun(room) for room in rooms]
+print(*sorted({os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids}))
+"""
+
+
+def test_a_thread_without_memory_to_begin_with_is_refused_and_not_waited_for() -> None:
+    """The system gives it a stack, and it dies before it can say that it lives: `Thread.start` waits for that."""
+    ran = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split() == ["0", "3", "4"], ran.stderr  # it worked, was refused, or did not begin
+
+
+def test_a_thread_that_begins_after_it_was_refused_does_none_of_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_threads, "_LOOKS", 0)
+    go_on, over, did = threading.Event(), threading.Event(), list[int]()
+    thread = threading.Thread(target=did.append, args=(1,), daemon=True)
+    bootstrap = thread._bootstrap  # type: ignore[attr-defined]
+
+    def late() -> None:
+        assert go_on.wait(20)
+        bootstrap()
+        over.set()
+
+    vars(thread)["_bootstrap"] = late
+    with pytest.raises(RuntimeError, match="did not begin"):
+        begin(thread)
+    go_on.set()
+    assert over.wait(20)
+    assert not did
+
+
+def test_a_thread_that_runs_has_begun_though_there_was_no_memory_to_wait_for_that() -> None:
+    did = threading.Event()
+
+    class Unheard(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            assert did.wait(20)
+            raise MemoryError
+
+    begin(Unheard(target=did.set))
+
+
+def test_work_that_was_refused_a_thread_is_not_done_by_the_next(refuse: set[str]) -> None:
+    pool, did = Threads(2, "t"), list[int]()
+    refuse.add("t_")
+    with pytest.raises(RuntimeError, match="new thread"):
+        pool.submit(did.append, 1)
+    assert isinstance(pool.try_submit(did.append, 2).exception(0), RuntimeError)
+    refuse.clear()
+    pool.submit(did.append, 3).result(20)
+    pool.shutdown()
+    assert did == [3]
+
+
+def test_a_wait_that_no_clock_can_be_started_for_ends_with_that(refuse: set[str]) -> None:
+    since: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    outcome = within(concurrent.futures.Future[int](), 60.0, TimeoutError, since=since)
+    refuse.add("Thread-")
+    since.set_result(None)
+    assert isinstance(outcome.exception(20), RuntimeError)
+
+
+def test_a_state_that_no_thread_is_to_be_had_for_is_copied_by_the_caller(
+    tmp_path: pathlib.Path, refuse: set[str]
+) -> None:
+    refuse |= {"outlast-copy", "outlast-prepare"}
+    engine = CheckpointEngine(str(tmp_path))
+    assert isinstance(engine.prepare_later(state(1.0)).exception(20), RuntimeError)
+    handle = engine.save(1, state(1.0))
+    assert handle is not None
+    assert handle.copied
+    assert engine.commit_later(handle).result(20) == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["outlast-write", "outlast-watch"])
+def test_a_save_that_no_thread_is_to_be_had_for_fails_and_the_next_does_not(
+    tmp_path: pathlib.Path, refuse: set[str], name: str
+) -> None:
+    log: list[Any] = []
+    engine = CheckpointEngine(str(tmp_path), on_event=log.append)
+    refuse.add(name)
+    handle = engine.save(1, state(1.0))
+    assert handle is not None
+    assert isinstance(engine.commit_later(handle).exception(20), RuntimeError)
+    assert [event.reason for event in log if isinstance(event, events.SaveFailed)] == ["can't start new thread"]
+    assert engine._arena.num_leased == 0, "its slot must come back"
+    refuse.clear()
+    handle = engine.save(2, state(2.0))
+    assert handle is not None
+    assert engine.commit_later(handle).result(20) == 0
+    engine.close()
+
+
+def test_what_no_thread_can_publish_or_drain_is_told_and_what_is_published_stands(
+    tmp_path: pathlib.Path, refuse: set[str]
+) -> None:
+    log: list[Any] = []
+    engine = CheckpointEngine(str(tmp_path / "near"), drain_to=str(tmp_path / "far"), on_event=log.append)
+    handle = engine.save(1, state(1.0))
+    assert handle is not None
+    refuse |= {"outlast-publish", "outlast-drain"}
+    assert isinstance(engine.commit_later(handle).exception(20), RuntimeError)
+    assert engine.commit(handle) == 0
+    reasons = [event.reason for event in log if isinstance(event, events.DrainFailed)]
+    assert reasons == ["RuntimeError: can't start new thread"]
+    refuse.clear()
+    engine.close()

@@ -28,12 +28,14 @@ def outlast(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, s
 
 
 def test_every_command_has_examples_and_its_help_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(EXAMPLES) <= set(COMMANDS)
+    """Also every command of a group; `plan trace` is a group of its own."""
+    inner = {f"{name} {one}" for name in COMMANDS for one in getattr(command_of(name), "commands", {})}
+    assert set(EXAMPLES) == {*COMMANDS, *inner} - {"plan trace"}
     for name, examples in EXAMPLES.items():
-        code, out, _ = outlast(capsys, name, "--help")
+        code, out, _ = outlast(capsys, *name.split(), "--help")
         assert code == 0
         for line, _said in examples:
-            assert line in out
+            assert line in " ".join(out.split()), name
 
 
 LINES = [(name, line) for name, examples in EXAMPLES.items() for line, _ in examples if line.startswith("outlast")]
@@ -42,8 +44,8 @@ LINES = [(name, line) for name, examples in EXAMPLES.items() for line, _ in exam
 @pytest.mark.parametrize(("name", "line"), LINES, ids=[line for _, line in LINES])
 def test_examples_name_what_exists(name: str, line: str) -> None:
     words = shlex.split(re.split(r" [|>] ", line)[0])[1:]
-    assert words[0] == name
-    parent = command = command_of(name)
+    assert words[: len(name.split())] == name.split()
+    parent = command = command_of(name.split()[0])
     at = 1
     inner = getattr(command, "commands", {})
     if at < len(words) and words[at] in inner:
@@ -58,7 +60,11 @@ def test_examples_name_what_exists(name: str, line: str) -> None:
     ("option", "words"),
     [("--nproc-per-node", "--replicas"), ("--nproc_per_node", "--replicas"), ("--rdzv-endpoint", "--endpoint"),
      ("--rdzv-backend", "leave it out"), ("--max-restarts", "max_restarts"), ("--log-dir", "--run-dir"),
-     ("--num_processes", "--replicas"), ("--standalone", "leave it out"), ("--module", "-m MODULE")],
+     ("--num_processes", "--replicas"), ("--standalone", "leave it out"), ("--module", "-m MODULE"),
+     ("--network-check", "outlast doctor"), ("--exclude-straggler", "outlast drain"), ("--hostfile", "outlast agent"),
+     ("--save_at_breakpoint", "leave it out"), ("--ft-cfg-path", "limits are learned"),
+     ("--ft-rank-heartbeat-timeout", "limits are learned"), ("--num_nodes", "--nnodes"),
+     ("--include", "CUDA_VISIBLE_DEVICES"), ("--deepspeed_config", "protect()"), ("--local-ranks-filter", "--run-dir")],
 )  # fmt: skip
 def test_flags_of_other_launchers_are_answered_with_ours(
     option: str, words: str, capsys: pytest.CaptureFixture[str]
@@ -73,8 +79,28 @@ def test_what_no_launcher_has_is_told_as_before(capsys: pytest.CaptureFixture[st
     code, _, err = outlast(capsys, "run", "--replcas", "4", "train.py")
     assert (code, "--replicas" in err) == (2, True)
     assert "leave out the word python" in outlast(capsys, "run", "python", "train.py")[2]
-    assert "'run'" in outlast(capsys, "start")[2]
+    for launcher in ("start", "torchrun", "dlrover-run", "ft_launcher", "deepspeed"):
+        assert "'run'" in outlast(capsys, launcher)[2]
     assert "'doctor'" in outlast(capsys, "check")[2]
+
+
+@pytest.mark.parametrize("args", [("ckpt", "compare"), ("prove", "nonsense"), ("health", "list"), ("launch", "pbs")])
+def test_an_unknown_command_of_a_group_is_answered_with_those_that_are(
+    args: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = outlast(capsys, *args)
+    assert code == 2
+    for name in command_of(args[0]).commands:
+        assert name in err
+
+
+def test_a_file_that_is_no_text_is_no_toml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    binary = tmp_path / "job.toml"
+    binary.write_bytes(b"\xf1\x00\xff")
+    (tmp_path / "log.csv").write_text("a,b\n1,2\n")
+    for args in (["plan", str(binary)], ["plan", "fit", str(tmp_path / "log.csv"), "--mapping", str(binary)]):
+        code, _, err = outlast(capsys, *args)
+        assert (code, "not TOML" in err, "remedy: " in err) == (2, True, True), err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

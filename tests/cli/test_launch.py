@@ -62,6 +62,11 @@ def test_manifests_name_each_other(capsys: pytest.CaptureFixture[str], tmp_path:
         (["slurm", "--nodes", "x", "train.py"], "nodes = 'x'"),
         (["slurm", "--nodes", "2", "--replicas", "9", "train.py"], "need more than 2 nodes with 1 slots"),
         (["slurm", "train.py", "it's"], "a quote in"),
+        (["slurm", "--tls-cert", "c", "train.py"], "tls_key and tls_ca are not given"),
+        (["slurm", "--tls-cert", "it's", "--tls-key", "k", "--tls-ca", "a", "train.py"], "a quote in"),
+        (["slurm", "--options", "--tls-cert c --tls-key k --tls-ca a", "train.py"], "to the first host alone"),
+        (["kubernetes", "--image", "i", "--options", "--tls-cert=c", "train.py"], "to the first host alone"),
+        (["kubernetes", "--image", "i", "--tls-secret", "s", "train.py"], "only one is there"),
         (["kubernetes", "--image", "i", "--name", "No_Name", "train.py"], "is no name for a job"),
     ],
 )
@@ -79,9 +84,10 @@ _STANDINS = {
 case "$3" in
 status) printf '{"last_save": {\\n'; seq 99999 ;;
 run)
-  echo "$5" > "$BASE/endpoint"
+  echo "$5" > "$BASE/endpoint"; env > "$BASE/told.run"
   kill -TERM $PPID $STEP  # a notice, and the end before the shells that wait have seen to it
   exit $CODE ;;
+agent) env > "$BASE/told.agent" ;;
 esac""",
 }
 
@@ -94,9 +100,9 @@ def job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., int
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     script = tmp_path / "job.sh"
-    written(capsys, "slurm", "--python", str(tmp_path / "interpreter"), "--out", str(script), "train.py")
 
-    def start(**told: str) -> int:
+    def start(*words: str, **told: str) -> int:
+        written(capsys, "slurm", "--python", str(tmp_path / "interpreter"), "--out", str(script), *words, "train.py")
         environ = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}", "BASE": str(tmp_path),
             "OUTLAST_JOB_FOLDER": str(tmp_path / "job"),
@@ -133,12 +139,32 @@ def test_the_first_node_s_address_is_one_that_others_reach(
     assert read_host_port(endpoint)[1] == 20007
 
 
-def test_the_kubelet_leaves_the_words_of_a_command_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("told", [{}, {"SLURM_NODEID": "1"}], ids=["run", "agent"])
+@pytest.mark.parametrize("name", ["", "runs.test"])
+def test_each_node_is_told_of_its_own_certificates(
+    name: str, told: dict[str, str], job: Callable[..., int], tmp_path: Path
+) -> None:
+    cert, key, ca = "/etc/some where/{node}.pem", "/etc/{node}$x`y`.key", "/etc/ca.pem"
+    words = ["--tls-cert", cert, "--tls-key", key, "--tls-ca", ca, *(["--tls-name", name] if name else [])]
+    ended = tmp_path / "job" / "0.code"
+    ended.parent.mkdir()
+    ended.write_text("0")  # the first node's, which is not asked here
+    assert job(*words, CODE="0", **told) == 0
+    lines = (tmp_path / ("told.agent" if told else "told.run")).read_text().splitlines()
+    found = dict(line.split("=", 1) for line in lines if line.startswith("OUTLAST_TLS_"))
+    wanted = {"CERT": "/etc/some where/n1.pem", "KEY": "/etc/n1$x`y`.key", "CA": ca} | ({"NAME": name} if name else {})
+    assert found == {f"OUTLAST_TLS_{part}": value for part, value in wanted.items()}
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "fd00:10:244::1:7"])
+def test_the_kubelet_leaves_the_words_of_a_command_as_they_are(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It puts a variable in for $(NAME), and $ for $$."""
     words = ["kubernetes", "--image", "i", "--options", "--run-dir '/r/$(POD_NAME)'", "train.py", "--to", "$$x$(HOME)"]
     *_, jobset = json.loads(written(capsys, *words))["items"]
     head = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    known = {"POD_IP": "10.0.0.1", "POD_NAME": "pod", "HOME": "/root"}
+    known = {"POD_IP": address, "POD_NAME": "pod", "HOME": "/root"}
 
     def kubelet(word: str) -> str:
         return re.sub(r"\$\$|\$\((\w+)\)", lambda at: known[at[1]] if at[1] else "$", word)
@@ -146,4 +172,4 @@ def test_the_kubelet_leaves_the_words_of_a_command_as_they_are(capsys: pytest.Ca
     command = [kubelet(word) for word in head["containers"][0]["command"]]
     assert command[-3:] == ["train.py", "--to", "$$x$(HOME)"]
     assert "/r/$(POD_NAME)" in command
-    assert command[command.index("--endpoint") + 1] == "10.0.0.1:29400"
+    assert read_host_port(command[command.index("--endpoint") + 1]) == (address, 29400)

@@ -19,6 +19,7 @@ def test_who_gets_no_answer_is_told_whether_asking_twice_does_harm(
         raise broken
 
     monkeypatch.setattr("outlast.runtime.transport.frames.Link", no_link)
+    monkeypatch.setattr(_operator, "_ANSWER_S", 0.0)
     for asked, harmless in (
         (om.ScaleAsked(asker="operator:1", replicas=3), True),
         (om.DrainAsked(asker="operator:1", host="h1"), True),
@@ -26,5 +27,5 @@ def test_who_gets_no_answer_is_told_whether_asking_twice_does_harm(
         (om.EvictAsked(asker="operator:1", replica="r1.1", now=True), False),
     ):
         with pytest.raises(OutlastError) as told:
-            _operator._answer(("127.0.0.1", 1), bytes(32), "", asked)
+            _operator._answer(_operator._Place(("127.0.0.1", 1), bytes(32), "", None), asked)
         assert ("does no harm" in str(told.value), "outlast status" in str(told.value)) == (harmless, not harmless)

@@ -13,6 +13,7 @@ from outlast.cli import _run, main
 from outlast.cli._follow import Follower
 from outlast.core import events as ev
 from outlast.journal import Journal, RunLock
+from outlast.runtime.host.launcher import Launcher
 
 
 @pytest.fixture
@@ -40,6 +41,30 @@ def test_options_after_the_script_are_its_own(tmp_path: Path, launched: list[Any
     config, command = launched[0]
     assert config.replicas == 3
     assert command == [sys.executable, train, "--replicas", "7", "-m", "x", "--", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(b"x = 1\nfor (\n", "train.py, line 2: "), (b"x = 1\0", "train.py: "), (b"\xff\xfe", "train.py, line 1: ")],
+)
+def test_a_script_that_is_no_python_is_refused_before_replicas_are_started(
+    text: bytes, words: str, tmp_path: Path, launched: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(text)
+    assert main(["run", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert "remedy: mend the script first" in err
+    assert launched == []
+
+
+def test_what_may_be_a_number_or_a_word_is_told_so(
+    tmp_path: Path, launched: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--spares", "many", script(tmp_path)]) == 2
+    assert "remedy: a number, or auto\n" in capsys.readouterr().err
+    assert launched == []
 
 
 def test_a_module_and_its_options(launched: list[Any]) -> None:
@@ -186,3 +211,29 @@ def test_an_agent_that_cannot_join_says_why(
     err = capsys.readouterr().err
     assert said in err
     assert "remedy" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--replicas", "2"], "starting 2 replicas of {train} in {run}"),
+        (["--replicas", "1", "--spares", "1"], "starting 1 replica and 1 spare of {train} in {run}"),
+        (["--replicas", "2", "--ranks", "2"], "starting 2 replicas of 2 ranks each of {train} in {run}"),
+        (["--json"], ""),
+    ],
+)
+def test_it_is_said_at_once_what_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], told: str
+) -> None:
+    def run(launcher: Launcher) -> int:
+        if launcher.ready is not None:
+            launcher.ready()
+        return 0
+
+    monkeypatch.setattr(Launcher, "run", run)
+    train, run_dir = script(tmp_path), tmp_path / "run"
+    assert main(["run", "--run-dir", str(run_dir), *options, train]) == 0
+    said = capsys.readouterr()
+    assert told.format(train=train, run=run_dir) in said.out
+    assert (f"outlast watch {run_dir}" in said.out) == bool(told)
+    assert said.err == ""

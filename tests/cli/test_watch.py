@@ -35,3 +35,13 @@ def test_a_run_that_nobody_holds_is_not_watched_for_ever(tmp_path: Path, capsys:
 def test_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_journal_that_cannot_be_read_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append(STARTED)
+    (tmp_path / "run" / "journal.db").write_bytes(b"no database" * 1000)
+    assert main(["watch", str(tmp_path / "run")]) == 3
+    printed = capsys.readouterr()
+    assert "is damaged" in printed.err
+    assert "the run goes on" not in printed.out + printed.err

@@ -59,13 +59,66 @@ def test_usual_scripts_are_converted_completely(name: str) -> None:
     assert lost in ([], ["def ddp_setup():"])
 
 
-def test_a_while_loop_is_explained_and_nothing_is_changed() -> None:
+def test_of_a_while_loop_the_rest_is_converted_and_each_line_of_the_loop_is_named() -> None:
     found = convert((SCRIPTS / "while_loop.py").read_text())
-    assert found.before == found.after
     assert not found.complete
-    assert found.diff() == ""
     assert "dataset=range(N)" in by_hand(found)
-    assert "protect(clip_norm=…)" in by_hand(found)
+    ast.parse(found.after)
+    assert "the_run" not in found.after
+    assert "run = outlast.join()" in found.after
+    assert not {"DDP", "init_process_group", "ddp_rank", "of_loader"} & set(found.after.replace("(", " ").split())
+    begin = found.before.index("X = get_batch()")
+    assert found.after.endswith(found.before[begin:]), "the loop is as it was"
+    lines = found.before.splitlines()
+    told = {lines[r.line - 1].strip() for r in found.remarks if r.kind == "by hand"}
+    assert told >= {
+        "while True:", "for _ in range(4):", "loss.backward()", "optimizer.step()",
+        "optimizer.zero_grad(set_to_none=True)", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "break",
+    }  # fmt: skip
+
+
+def test_of_two_backwards_the_rest_is_converted() -> None:
+    found = plain(
+        before="rank = dist.get_rank()",
+        first="if x is None: continue",
+        last="scaler.update(); scheduler.step(); other.backward()",
+        after="if rank == 0:\n    torch.save(model.module.state_dict(), 'x')",
+    )
+    assert not found.complete
+    assert "if run.is_writer:\n    torch.save(model.state_dict(), 'x')" in found.after
+    assert "model = torch.nn.Linear(2, 2)" in found.after
+    told = by_hand(found)
+    for word in (
+        "2 calls of backward()",
+        "0.0 * loss",
+        "protect(scaler=scaler)",
+        "protect(scheduler=…)",
+        "for x in loader:",
+    ):
+        assert word in told
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])", ""),
+        ("rank, world = dist.get_rank(), dist.get_world_size()", ""),
+        ("(rank, local) = dist.get_rank(), int(os.environ['LOCAL_RANK'])", "local = run.device"),
+        ("rank, seed, first = dist.get_rank(), 7, rank == 0", "seed = 7"),
+        ("seed, [a, b] = 7, (1, 2)", "seed, [a, b] = 7, (1, 2)"),
+        ("(local,) = (int(os.environ['LOCAL_RANK']),)", "local = run.device"),
+        ("[local] = [int(os.environ['LOCAL_RANK'])]", "local = run.device"),
+    ],
+)
+def test_ranks_that_are_given_among_others(line: str, becomes: str) -> None:
+    found = plain(before=line, last="if rank == 0 and epoch: print(epoch)" if "rank" in line else "pass")
+    assert found.complete, by_hand(found)
+    between = found.after[found.after.index("run = outlast.join()") :].splitlines()
+    assert becomes in between
+    assert "world" not in found.after
+    assert "rank" not in found.after.lower().replace("import", "")
+    if "rank" in line:
+        assert "if run.is_writer and epoch" in found.after
 
 
 @pytest.mark.parametrize(
@@ -89,6 +142,53 @@ def test_what_is_not_understood_is_left_to_a_person(place: str, habit: str, told
     found = plain(**{place: habit})
     assert told in by_hand(found)
     ast.parse(found.after)
+
+
+TORCHFT = """
+import os
+import torch
+from torchft import DistributedDataParallel, DistributedSampler, Manager, Optimizer, ProcessGroupGloo
+from torch.utils.data import DataLoader
+
+
+def main():
+    group = int(os.environ.get("REPLICA_GROUP_ID", 0))
+    sampler = DistributedSampler(data, replica_group_id=group, num_replica_groups=2, rank=0, num_replicas=1)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    inner = torch.nn.Linear(2, 2)
+    adam = torch.optim.AdamW(inner.parameters())
+    manager = Manager(pg=ProcessGroupGloo(), load_state_dict=load, state_dict=save)
+    model = DistributedDataParallel(manager, inner)
+    optimizer = Optimizer(manager, adam)
+    for epoch in range(3):
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            print(manager.current_step())
+
+
+main()
+"""
+
+
+def test_of_torchft_the_model_and_the_optimizer_are_kept_and_its_manager_is_named() -> None:
+    found = convert(TORCHFT, processes=2)
+    assert "    model = inner\n    optimizer = adam\n" in found.after
+    assert "protect(model, optimizer, **of_loader(loader, microbatches=2))" in found.after
+    told = [(found.before.splitlines()[r.line - 1].split()[0], r.why) for r in found.remarks if r.kind == "by hand"]
+    assert [line for line, why in told if "torchft" in why] == ["manager", "print(manager.current_step())"]
+    assert [line for line, why in told if "torchft" not in why] == ["group"]
+
+
+def test_a_function_that_is_called_once_trains_one_epoch_and_twice_is_left_to_a_person() -> None:
+    head, loop = PLAIN.split("for epoch in range(3):")
+    body = loop.format(first="pass", last="pass", after="")
+    once = head.format(before="") + "def train():" + body + "\ntrain()\n"
+    assert convert(once).complete, by_hand(convert(once))
+    assert "training.steps(until=training.steps_per_epoch)" in convert(once).after
+    assert "is called 2 times" in by_hand(convert(once + "train()\n"))
+    assert "is called 1 times" in by_hand(convert(once.replace("\ntrain()", "\nwhile True: train()")))
 
 
 def test_names_lengths_and_counters() -> None:
@@ -157,6 +257,68 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["convert", str(script), "--write"]) == 1
     assert "by hand" in capsys.readouterr().out
     assert script.read_text() == (SCRIPTS / "while_loop.py").read_text()
+    part = tmp_path / "part.py"
+    assert main(["convert", str(script), "--output", str(part)]) == 1
+    assert f"{part} is what was converted, with that still to do" in capsys.readouterr().out
+    assert part.read_text() == convert(script.read_text()).after
+    assert main(["convert", str(script), "--output", str(part)]) == 2  # it is there
+
+
+def test_where_the_output_cannot_be_written_the_script_is_as_it_was_and_what_was_found_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, output = tmp_path / "train.py", tmp_path / "new.py"
+    before = (SCRIPTS / "flat.py").read_bytes().replace(b"\n", b"\r\n")
+    script.write_bytes(before)
+    for taken in (script, tmp_path / "none" / "new.py", tmp_path / "train.py.orig"):
+        assert main(["convert", str(script), "--write", "--output", str(taken)]) == 2
+        assert script.read_bytes() == before
+        told = capsys.readouterr()
+        assert "run.protect(…)" in told.out
+        assert "is converted" not in told.out
+    (tmp_path / "train.py.orig").unlink()
+    assert main(["convert", str(script), "--write", "--json", "--output", str(script)]) == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+    assert script.read_bytes() == before
+
+    def full(text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    opened = Path.open
+
+    def on_a_full_disk(path: Path, *args: Any, **kwargs: Any) -> Any:
+        file = opened(path, *args, **kwargs)
+        if path == output:
+            file.write = full
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", on_a_full_disk)
+        assert main(["convert", str(script), "--write", "--output", str(output)]) == 2
+    assert not output.exists()
+    assert script.read_bytes() == before
+    assert main(["convert", str(script), "--write", "--output", str(output)]) == 0
+    assert output.read_bytes() == script.read_bytes()
+    assert output.read_bytes().count(b"\r\n") == output.read_bytes().count(b"\n") > 0
+
+
+def test_a_script_without_ddp_is_converted_completely() -> None:
+    """The only thing whose parameters are asked for is the model; `module` is a name of its own there."""
+    script = PLAIN.replace("DDP(torch.nn.Linear(2, 2))", "torch.nn.Linear(2, 2)").replace(
+        'dist.init_process_group("gloo")', ""
+    )
+    text = script.format(before="data = Rows()", first="pass", last="pass", after="print(model.module)")
+    found = convert(
+        text.replace(
+            "        optimizer.step()", "        clip_grad_norm_(model.parameters(), 1.0)\n        optimizer.step()"
+        )
+    )
+    assert [r for r in found.remarks if r.kind == "by hand"] == []
+    assert "protect(model, optimizer, " in found.after
+    assert "clip_norm=1.0" in found.after
+    assert "print(model.module)" in found.after
+    two = convert(text.replace("print(model.module)", "print(other.parameters())"))
+    assert "0 models are known here" in "".join(r.what for r in two.remarks if r.kind == "by hand")
 
 
 def test_what_is_no_script_is_refused() -> None:

@@ -49,7 +49,6 @@ def told(found: Conversion) -> set[int]:
         "def is_main_process():\n    return not dist.is_initialized() or dist.get_rank() == 0",
         "def size():\n    return 1 if not dist.is_available() else 2",
         "distributed = int(os.environ.get('WORLD_SIZE', 1)) > 1",
-        "rank, world = dist.get_rank(), dist.get_world_size()",
         "rank: int = dist.get_rank()",
         "torch.manual_seed(1 + dist.get_rank())",
         "lr = 0.1 * dist.get_world_size()",
@@ -111,8 +110,15 @@ def test_protect_is_never_in_a_loop(loop: str) -> None:
     assert not script(middle=MIDDLE.replace("for epoch in range(3):", loop)).complete
 
 
+def reasons(found: Conversion) -> str:
+    return " ".join(r.why for r in found.remarks if r.kind == "by hand")
+
+
 def test_more_that_is_left_to_a_person() -> None:
     assert not script(after="    if acc > best:\n        best = acc\n").complete
+    assert "carries it" in reasons(script(after="    if acc > best:\n        best = acc\n"))
+    alone = "    if dist.get_rank() == 0:\n        acc = measure()\n        if acc > best:\n            best = acc\n"
+    assert "one replica alone comes here" in reasons(script(after=alone))
     assert not script(middle=MIDDLE.replace("for epoch", "loader = tqdm(loader)\nfor epoch")).complete
     assert not script(after="print(len(loader.sampler))\n").complete
 

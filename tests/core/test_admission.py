@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.core.policy._admission import admit_view, most_rows_per_host
+from outlast.core.policy import AdmissionPolicy, most_rows_per_host
 from outlast.errors import ConfigError
 
 ROWS = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 9), min_size=1, max_size=12)
@@ -16,7 +16,7 @@ ROWS = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 9), min_s
     rows=ROWS, trim=st.integers(0, 12), hosts=st.integers(0, 5), shortfall=st.sampled_from(["wait", "stop", "lower"])
 )
 def test_a_view_goes_on_exactly_when_the_worst_hosts_fit_the_trim_count(rows, trim, hosts, shortfall):
-    verdict = admit_view(rows, trim_count=trim, tolerated_hosts=hosts, on_shortfall=shortfall)
+    verdict = AdmissionPolicy(trim_count=trim, tolerated_hosts=hosts, on_shortfall=shortfall).decide(rows)
     worst = sorted(rows.values(), reverse=True)
     if worst[0] == 0:
         assert verdict.action == "wait"
@@ -37,16 +37,16 @@ def test_a_view_goes_on_exactly_when_the_worst_hosts_fit_the_trim_count(rows, tr
 
 @given(rows=st.integers(1, 64), trim=st.integers(0, 20), hosts=st.integers(0, 6))
 def test_the_number_of_hosts_needed_is_the_least_that_suffices(rows, trim, hosts):
-    needed = admit_view({"one": rows}, trim_count=trim, tolerated_hosts=hosts).hosts_needed
+    needed = AdmissionPolicy(trim_count=trim, tolerated_hosts=hosts).decide({"one": rows}).hosts_needed
     enough = [n for n in range(1, rows + 1) if hosts * most_rows_per_host(rows, n) <= trim]
     assert needed == (enough[0] if enough else None)
 
 
 def test_a_death_that_doubles_a_survivor_s_rows_is_noticed():
     full = {f"host{i}": 1 for i in range(15)}
-    assert admit_view(full, trim_count=4, tolerated_hosts=4).action == "go"
+    assert AdmissionPolicy(trim_count=4, tolerated_hosts=4).decide(full).action == "go"
     after = {**{f"host{i}": 1 for i in range(13)}, "host13": 2}
-    verdict = admit_view(after, trim_count=4, tolerated_hosts=4, on_shortfall="lower")
+    verdict = AdmissionPolicy(trim_count=4, tolerated_hosts=4, on_shortfall="lower").decide(after)
     assert (verdict.action, verdict.tolerated_hosts, verdict.lowered, verdict.hosts_needed) == ("go", 2, True, 15)
 
 
@@ -54,7 +54,7 @@ def test_lower_goes_on_even_with_nobody_tolerated_and_the_others_say_what_would_
     after = {"r0": 2, "r1": 1, "r2": 1}
 
     def verdict(shortfall):
-        return admit_view(after, trim_count=1, tolerated_hosts=1, on_shortfall=shortfall, domain="replica")
+        return AdmissionPolicy(trim_count=1, tolerated_hosts=1, on_shortfall=shortfall, domain="replica").decide(after)
 
     lowered = verdict("lower")
     assert (lowered.action, lowered.tolerated_hosts, lowered.lowered) == ("go", 0, True)
@@ -68,6 +68,6 @@ def test_lower_goes_on_even_with_nobody_tolerated_and_the_others_say_what_would_
 @pytest.mark.parametrize("bad", [{"trim_count": -1, "tolerated_hosts": 0}, {"trim_count": 1, "tolerated_hosts": -1}])
 def test_negative_numbers_are_refused(bad):
     with pytest.raises(ConfigError):
-        admit_view({"a": 1}, **bad)
+        AdmissionPolicy(**bad).decide({"a": 1})
     with pytest.raises(ConfigError):
         most_rows_per_host(3, 0)

@@ -191,9 +191,7 @@ def test_an_agent_that_is_out_of_service_gets_no_replica_unless_there_is_no_othe
 
 def test_an_agent_on_probation_computes_only_where_no_other_has_room_and_what_it_gets_is_tested() -> None:
     def dealt(slots: int, replicas: int, spares: int = 0, probation: str = "a0") -> dict[str, tuple[str, bool]]:
-        settings = Settings(
-            num_replicas=replicas, num_spares=spares, num_agents=2, probation=frozenset({probation}), respawn=True
-        )
+        settings = Settings(num_replicas=replicas, num_spares=spares, num_agents=2, probation=frozenset({probation}))
         c = Coordinator(settings, 1)
         c.roster.slots.update({"a0": slots, "a1": slots})
         actions = [a for agent in ("a0", "a1") for a in c.handle(0.0, m.AgentHello(agent=agent, pid=1))]

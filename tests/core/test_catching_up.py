@@ -34,7 +34,7 @@ class Arrived:
     steps: list[int] = field(default_factory=list)
     streams: list[Donor] = field(default_factory=list)
     found: Literal["incomplete", "unfit", "whole"] = "incomplete"
-    last: int = -1  # the step of which senders say so
+    last: set[int] = field(default_factory=set)  # the steps of which senders say so
     said: list[Any] = field(default_factory=list)
     replayed: list[tuple[int, bool]] = field(default_factory=list)
     forgotten: int = 0
@@ -50,7 +50,7 @@ class Arrived:
         return 5
 
     def outcome(self, step: int) -> Literal["incomplete", "whole", "last"]:
-        return "incomplete" if step not in self.steps else "last" if step == self.last else "whole"
+        return "incomplete" if step not in self.steps else "last" if step in self.last else "whole"
 
     def replay(self, step: int, *, late: bool) -> None:
         self.steps.remove(step)
@@ -158,7 +158,7 @@ def test_a_view_that_is_over_is_not_drained_for(entering: CatchingUp, port: Arri
 
 
 def test_the_view_s_last_outcome_is_kept_and_said_to_be_late(entering: CatchingUp, port: Arrived) -> None:
-    port.steps, port.last = [5, 6], 6
+    port.steps, port.last = [5, 6], {6}
     entering.drained(VIEW, late=True)
     assert port.replayed == [(5, False), (6, True)]
     assert (entering.late, entering.member.committed, entering.member.keeps_output) == (True, 7, False)
@@ -168,13 +168,21 @@ def test_the_view_s_last_outcome_is_kept_and_said_to_be_late(entering: CatchingU
 
 def test_a_last_outcome_that_was_not_the_last_after_all_is_applied(entering: CatchingUp, port: Arrived) -> None:
     """The view that was to follow it never came to be, and an older member went on."""
-    port.steps, port.last = [5], 5
+    port.steps, port.last = [5], {5}
     entering.replay(late=True)
     assert entering.late
-    port.steps, port.last = [6], -1
+    port.steps, port.last = [6], set()
     entering.drained(VIEW, late=True)
     assert port.replayed == [(5, True), (6, False)]
     assert (entering.late, entering.member.keeps_output) == (False, True)
+
+
+def test_of_two_last_outcomes_the_newer_is_kept_and_the_older_applied(entering: CatchingUp, port: Arrived) -> None:
+    """A view ended in a planned change that a death undid, and so did the next one before this member looked."""
+    port.steps, port.last = [5, 6], {5, 6}
+    entering.drained(VIEW, late=True)
+    assert port.replayed == [(5, True), (6, True)]
+    assert (port.steps, entering.member.committed, entering.late) == ([], 7, True)
 
 
 @pytest.mark.parametrize(

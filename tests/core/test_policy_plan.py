@@ -60,7 +60,7 @@ def test_arrays_and_scalars_decide_alike(failures: list[float], days: float) -> 
         one = prior.observe("hardware", seen).expose(days * DAY)
         for policy, state in (
             (pol.IntervalPolicy(), pol.IntervalState(machines=512.0, write_s=60.0)),
-            (pol.SparesPolicy(), pol.SparesState(running=500.0, wanted=512.0, expected_wait_s=3600.0)),
+            (pol.SparesPolicy(), pol.SparesState(wanted=512.0)),
             (pol.AuditPolicy(weights=(0.0, 1.0)), pol.AuditState(machines=512.0, step_s=5.0)),
         ):
             scalar, array = policy.decide(one, state), policy.decide(many, state)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def test_arrays_and_scalars_decide_alike(failures: list[float], days: float) -> 
 def test_spares_are_the_poisson_quantile_within_one() -> None:
     for load_rate in (0.5, 3.0, 20.0, 200.0):
         belief = pol.Belief.from_priors({"any": pol.ClassPrior(rate=load_rate / (1000 * DAY))})
-        state = pol.SparesState(running=1000.0, wanted=1000.0, expected_wait_s=0.0, repair_s=DAY)
+        state = pol.SparesState(wanted=1000.0, repair_s=DAY)
         spares = pol.SparesPolicy(deviate=2.326).decide(belief, state).spares
         exact = next(s for s in range(1000) if rel.spares_poisson(1000, s, load_rate / 1000, 1.0) >= 0.99)
         assert abs(spares - exact) <= 1
@@ -81,24 +81,13 @@ def test_spares_are_the_poisson_quantile_within_one() -> None:
 def test_none_is_held_where_a_place_is_hardly_ever_empty_and_who_is_there_stays_a_while() -> None:
     def spares(load: float, held: float | None) -> float:
         belief = pol.Belief.from_priors({"any": pol.ClassPrior(rate=load / 1000)})
-        state = pol.SparesState(running=10.0, wanted=10.0, expected_wait_s=0.0, repair_s=100.0, held=held)
+        state = pol.SparesState(wanted=10.0, repair_s=100.0, held=held)
         return float(pol.SparesPolicy().decide(belief, state).spares)
 
     assert [spares(load, None) for load in (1e-6, 0.0099, 0.0103, 0.3)] == [0, 0, 1, 2]
     assert [spares(load, 1.0) for load in (1e-6, 0.0017, 0.0099, 0.0103)] == [0, 1, 1, 1], "none to and fro at the edge"
     assert spares(0.0099, 5.0) == 2, "those that even a warier policy would not hold go at once"
     assert spares(3.0, 1.0) == spares(3.0, None) > 1, "more come at once"
-
-
-def test_shrink_or_wait() -> None:
-    policy, belief = pol.SparesPolicy(min_share=0.9), _belief()
-
-    def shrinks(running: float, wait: float) -> bool:
-        return bool(policy.decide(belief, pol.SparesState(running=running, wanted=100.0, expected_wait_s=wait)).shrink)
-
-    assert shrinks(99, 3600)
-    assert not shrinks(99, 30)  # sooner back than two reshapes take
-    assert not shrinks(80, 3600)  # below what the job may shrink to
 
 
 def test_audit_rate_is_the_minimum() -> None:
@@ -116,7 +105,7 @@ def test_deciding_on_floats_imports_no_numpy() -> None:
         "from outlast.core.policy import IntervalPolicy, IntervalState, SparesPolicy, SparesState\n"
         "b = Belief.from_priors({'a': ClassPrior(rate=1e-6)}).observe('a').expose(1e6)\n"
         "IntervalPolicy().decide(b, IntervalState(machines=8.0, write_s=1.0))\n"
-        "SparesPolicy().decide(b, SparesState(running=8.0, wanted=8.0, expected_wait_s=1.0))\n"
+        "SparesPolicy().decide(b, SparesState(wanted=8.0))\n"
         "AuditPolicy(weights=(1.0,)).decide(b, AuditState(machines=8.0, step_s=1.0))\n"
         "sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
     )
@@ -129,7 +118,7 @@ def test_deciding_on_floats_imports_no_numpy() -> None:
         lambda: pol.ClassPrior(rate=0),
         lambda: pol.IntervalPolicy(kind="often"),  # type: ignore[arg-type]
         lambda: pol.IntervalPolicy(weights=(1.2,)),
-        lambda: pol.SparesPolicy(min_share=2),
+        lambda: pol.SparesPolicy(deviate=-1),
         lambda: pol.AuditPolicy(fixed=1.5),
         lambda: _belief().observe("hardware", -1),
     ],

@@ -404,3 +404,14 @@ def test_no_number_of_spares_is_taken_where_it_was_given_or_the_run_ends() -> No
     c = fleet(spares=0, auto_spares=True)
     c.handle(1.0, m.Exited(member="r0.1", cause="signal", code=-9))
     assert held(c.handle(1.0, m.SparesWorth(number=2))) == [], "while a view is being made"
+
+
+@pytest.mark.parametrize(("step", "lost"), [(395, 0), (394, 0), (273, 122)])
+def test_a_spare_that_was_behind_and_takes_the_last_members_place_costs_the_steps_between(step: int, lost: int) -> None:
+    """It had been stopped, and the member trained on: 122 steps were made again, and nothing was said to be lost."""
+    c = fleet(replicas=1)
+    c.handle(1.0, m.Exited(member="r0.1", cause="signal", committed=395, last_alive_s=0.9, noticed_at_s=1.0))
+    assert c.view is not None
+    assert c.view.members == ("r1.1",)
+    c.handle(1.0, m.Formed(member="r1.1", view=c.view.id, step=step, left_at_s=1.0, formed_at_s=1.1))
+    assert [record["lost_steps"] for _, record in c.reports.mended] == [lost]

@@ -7,6 +7,7 @@ import pytest
 from outlast.core.protocol import Coordinator, Member, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.disputes import AuditFinding
+from outlast.core.protocol.fleet.reports import ReportedFault
 from outlast.core.protocol.fleet.roster import slot_of
 from outlast.errors import ProtocolViolation
 
@@ -196,6 +197,25 @@ def test_a_restarted_coordinator_does_not_wait_for_the_dead() -> None:
     assert c.view is not None
     assert c.view.members == ("r1.1",)
     assert c.view.id > view.id
+
+
+def test_steps_of_a_member_whose_end_an_earlier_coordinator_told_are_lost_with_it() -> None:
+    """The fleet was said to be gone at step 0, and nothing to be lost."""
+    view = View(id=ViewId(1, 3), members=("r0.1",))
+    record = m.FleetRecord(
+        view=view, incarnations={"r0": 2}, placement={"r0.2": "a"}, formed=True, facts={"checkpoints": "yes"}
+    )
+    c = Coordinator(Settings(num_replicas=1, max_restarts=5), 2, record)
+    c.reports.recall([ReportedFault("signal", "r0.1", "agent", 9.0, 0.0, step=309)], None)
+    actions = c.handle(10.0, m.AgentHello(agent="a", pid=1, members=("r0.2",)))
+    actions += c.handle(10.0, hello("r0.2", state="fresh", facts=record.facts))
+    (lost,) = [a.fields for a in actions if isinstance(a, m.JournalEntry) and a.kind == "fleet_lost"]
+    assert lost["step"] == 309
+    assert c.view is not None
+    formed = m.Formed(member="r0.2", view=c.view.id, step=300, formed_at_s=13.0)
+    c.handle(13.0, formed)
+    (mended,) = [record for _, record in c.reports.mended]
+    assert (mended["lost_steps"], mended["downtime_s"]) == (9, pytest.approx(4.0))
 
 
 def test_no_order_is_given_in_a_view_of_an_earlier_epoch() -> None:

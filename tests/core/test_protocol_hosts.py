@@ -154,7 +154,8 @@ def test_a_host_that_offers_no_more_slots_gets_no_replica() -> None:
     assert spawned == {"r1.2": "h1"}
 
 
-def test_a_coordinator_that_starts_anew_does_not_wait_for_ever_for_a_host_that_went_meanwhile() -> None:
+def anew(*back: tuple[str, str]) -> Coordinator:
+    """Another coordinator, to which these members have come back."""
     before = started()
     assert before.view is not None
     placement = {name: host for name, host in PLACES.items() if name in before.view.members}
@@ -162,15 +163,34 @@ def test_a_coordinator_that_starts_anew_does_not_wait_for_ever_for_a_host_that_w
         view=before.view, incarnations={f"r{i}": 1 for i in range(4)}, placement=placement, formed=True
     )
     c = Coordinator(Settings(num_replicas=4, num_agents=3), 2, stored)
-    for name, host in (("r0.1", "h0"), ("r1.1", "h1")):
+    for name, host in back:
         c.handle(1.0, m.AgentHello(agent=host, pid=1, members=(name,)))
         c.handle(1.0, m.Hello(member=name, agent=host, epoch=1, view=before.view, formed=True, state="member"))
+    return c
+
+
+def test_a_coordinator_that_starts_anew_does_not_wait_for_ever_for_a_host_that_went_meanwhile() -> None:
+    c = anew(("r0.1", "h0"), ("r1.1", "h1"))
     assert c.awaiting == {"r2.1", "r3.1"}
+    assert c.awaited == set()  # as far as is known the view goes on
     silent(c, "h2")
     assert c.change is not None
+    assert c.awaited >= {"r0.1", "r1.1"}
     left(c, "r0.1", "r1.1")
     assert c.view is not None
     assert c.view.members == ("r0.1", "r1.1")
+    assert c.awaited == set()
+
+
+def test_of_two_hosts_that_went_while_there_was_no_coordinator_the_second_holds_up_the_others() -> None:
+    c = anew(("r0.1", "h0"))
+    silent(c, "h2")
+    assert c.change is None
+    assert c.awaited == {"r1.1"}
+    silent(c, "h1")
+    left(c, "r0.1")
+    assert c.view is not None
+    assert c.view.members == ("r0.1",)
 
 
 def ended() -> Coordinator:

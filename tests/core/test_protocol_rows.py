@@ -1,14 +1,17 @@
 """Robust rules as the coordinator and the members' arithmetic see them: who is condemned, and who may spoil what."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outlast.core.policy import admit_view
-from outlast.core.protocol import Coordinator, Member, Settings, ViewId, owners_of, rows_touched
+from outlast.core.policy import AdmissionPolicy, most_rows_per_host
+from outlast.core.protocol import Coordinator, Member, Settings, ViewId, owners_of, rows_touched, shares
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.row_plans import row_shares
 
 
-def started(num_replicas: int) -> Coordinator:
-    c = Coordinator(Settings(num_replicas=num_replicas), 1)
+def started(num_replicas: int, **settings: int) -> Coordinator:
+    c = Coordinator(Settings(num_replicas=num_replicas, **settings), 1)  # type: ignore[arg-type]
     c.handle(0.0, m.AgentHello(agent="a", pid=1))
     for index in range(num_replicas):
         c.handle(0.0, m.Hello(member=f"r{index}.1", agent="a", epoch=0, state="fresh", device=f"cuda:{index}"))
@@ -97,8 +100,52 @@ def test_hosts_are_told_with_every_kind_of_view() -> None:
         assert [member.hosts[name] for name in member.view.members] == ["a", "a"]
 
 
+@given(st.data())
+def test_shares_are_whole_rows_or_part_of_one(data: st.DataObject) -> None:
+    """A view of more members than rows was dealt by microbatch: some touched two, and a run of four replicas and three
+    rows waited for more replicas from its first view on."""
+    leaves = data.draw(st.integers(1, 64))
+    rows, members = data.draw(st.integers(1, leaves)), data.draw(st.integers(1, leaves))
+    found = row_shares(members, leaves, rows)
+    assert [leaf for lo, hi in found for leaf in range(lo, hi)] == list(range(leaves))
+    assert all(lo < hi for lo, hi in found)
+    touched = [len(rows_touched(range(lo, hi), leaves, rows)) for lo, hi in found]
+    assert max(touched) == most_rows_per_host(rows, members)
+    if rows == 1:
+        assert found == shares(members, leaves)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_that_nobody_can_come_for_whom_a_view_waits_is_told_once(restarts: int) -> None:
+    c = started(3, max_restarts=restarts)
+    actions = c.handle(1.0, m.Exited(member="r2.1", cause="signal", detail="9", noticed_at_s=1.0))
+    for name in ("r0.1", "r1.1"):
+        actions += c.handle(1.0, m.Left(member=name, view=ViewId(epoch=1, n=1)))
+    assert c.view is not None
+    view = c.view.id
+    assert view > ViewId(epoch=1, n=1)
+    for name in c.view.members:
+        actions += c.handle(1.2, m.Formed(member=name, view=view, step=0))
+    waits = m.Admitted(
+        member="r0.1",
+        view=view,
+        step=0,
+        action="wait",
+        tolerated=0,
+        most_rows=2,
+        trim_count=1,
+        lowered=False,
+        reason="",
+    )
+    actions += c.handle(1.3, waits)
+    actions += c.handle(1.4, m.Formed(member="r0.1", view=view, step=0))
+    texts = [str(a.fields["text"]) for a in actions if isinstance(a, m.JournalEntry) and a.kind == "notice"]
+    assert ["outlast scale --replicas starts another one" in text for text in texts] == [True] * (restarts == 0)
+
+
 def test_what_a_member_can_spoil() -> None:
     assert rows_touched([0, 1, 2], 8, 4) == [0, 1]
     assert owners_of([1], {"a": [0, 1], "b": [2], "c": [3, 4]}, 8, 4) == ["b", "c"]
-    lowered = admit_view({"a": 2, "b": 1, "c": 1}, trim_count=2, tolerated_hosts=2, on_shortfall="lower")
+    policy = AdmissionPolicy(trim_count=2, tolerated_hosts=2, on_shortfall="lower")
+    lowered = policy.decide({"a": 2, "b": 1, "c": 1})
     assert (lowered.action, lowered.tolerated_hosts, lowered.lowered) == ("go", 1, True)

@@ -64,6 +64,19 @@ def test_a_run_that_ends_before_the_next_commit_tells_what_it_knows() -> None:
     assert [event["downtime_s"] for event in told] == [pytest.approx(0.2)]
 
 
+@pytest.mark.parametrize(("step", "lost"), [(40, 0), (23, 17)])
+def test_a_spare_that_was_behind_and_takes_the_last_members_place_costs_the_steps_between(step: int, lost: int) -> None:
+    told: list[dict[str, Any]] = []
+    reports = Reports(lambda kind, **fields: told.append({"kind": kind, **fields}))
+    reports.committed(9.9, 10.0)
+    reports.exited(m.Exited(member="r1.1", cause="signal", last_alive_s=10.0, noticed_at_s=10.5), 40, True, True)
+    reports.fleet_lost(reports.steps)
+    reports.formed["r0.1"] = m.Formed(member="r0.1", view=VIEW, step=step, left_at_s=10.5, formed_at_s=10.7)
+    reports.recoveries(VIEW)
+    reports.end()
+    assert [event["lost_steps"] for event in told if event["kind"] == "recovery"] == [lost]
+
+
 def test_nothing_waited_for_who_came_back_after_the_last_step() -> None:
     for steps, downtime_s in ((40, 0.0), (41, 0.2)):
         told: list[dict[str, Any]] = []

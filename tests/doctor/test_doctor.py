@@ -18,7 +18,7 @@ from outlast.doctor import Finding, HostReport, compare, contradictions, quick, 
 from outlast.doctor import _disk as disk_module
 from outlast.doctor import _host as host_module
 from outlast.doctor._disk import look_at_disk
-from outlast.doctor.deep import burn_in, look_at_store, repeats
+from outlast.doctor.deep import burn_in, look_at_store, model_of, repeats
 from outlast.errors import ConfigError
 from outlast.journal import Mount
 
@@ -184,13 +184,13 @@ def nothing():
 def test_whether_this_model_gives_the_same_bits(tmp_path: Path) -> None:
     path = tmp_path / "models.py"
     path.write_text(MODELS)
-    assert verdict(repeats(f"{path}:steady")) == "ok"
-    (found,) = [finding for finding in repeats(f"{path}:wavering") if finding.level == "error"]
+    assert verdict(repeats(model_of(f"{path}:steady"), "steady")) == "ok"
+    (found,) = [finding for finding in repeats(model_of(f"{path}:wavering"), "it") if finding.level == "error"]
     assert "the loss" in found.what
     assert "weight" in found.what
     for wrong in (f"{path}:nothing", f"{path}:absent", "absent.py:steady", "no_such_module:f", "steady", f"{path}:"):
         with pytest.raises(ConfigError):
-            list(repeats(wrong))
+            list(repeats(model_of(wrong), wrong))
 
 
 def of_host(host: str, **facts: str) -> HostReport:
@@ -249,7 +249,19 @@ def test_a_burn_in_says_what_it_can_have_found(capsys: pytest.CaptureFixture[str
     assert set(told) == {"cpu"}
     assert found.figures["least_rate_an_answer"] == pytest.approx(3 / int(found.figures["answers"]))
     assert float(found.figures["deaths_a_day_after"]) < float(found.figures["deaths_a_day_now"])
-    for wrong in ("0", "-1", "inf"):
-        assert main(["doctor", "--burn-in", wrong]) == 2
-    assert main(["doctor", "--quick", "--burn-in", "1"]) == 2
-    assert "--burn-in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["--burn-in", "0"], ["--burn-in", "-1"], ["--burn-in", "inf"], ["--quick", "--burn-in", "1"],
+     ["--model", "absent.py:make"], ["--reach", "nowhere"]],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_is_looked_at(
+    args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All devices were asked first, which takes minutes."""
+    asked: list[str] = []
+    monkeypatch.setattr("outlast.doctor.deep.look_at_devices", lambda: asked.append("devices") or [])
+    assert main(["doctor", *args]) == 2
+    assert "[CONFIG]" in capsys.readouterr().err
+    assert not asked

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from outlast.cli import main
+from outlast.cli._tls_options import tls_given
+from outlast.config import TlsFiles, resolve
 from outlast.core import events as ev
 from outlast.errors import ConfigError, EnvironmentFault
 from outlast.runtime.host.probes import Probes, answer
@@ -46,12 +48,15 @@ def lost(ours: Any, theirs: Any, at: str = "") -> list[str]:
     return [] if ours == theirs else [f"{at}: {ours!r}, {theirs!r}"]
 
 
+@pytest.mark.parametrize("tls", [(), ("--tls-secret", "certs", "--tls-name", "runs.test")], ids=["plain", "tls"])
 @pytest.mark.parametrize("nodes", ["1", "2", "2:8"])
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-def test_every_word_is_one_that_the_published_schemas_know(kind: str, nodes: str, written: Written) -> None:
+def test_every_word_is_one_that_the_published_schemas_know(
+    kind: str, nodes: str, tls: tuple[str, ...], written: Written
+) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="no schemas of Kubernetes: make cluster-env")
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="no schemas of JobSet: make cluster-env")
-    words = ["--nodes", nodes, "--gpus", "8", "--cpus", "32", "--kind", kind, "--name", "mine"]
+    words = ["--nodes", nodes, "--gpus", "8", "--cpus", "32", "--kind", kind, "--name", "mine", *tls]
     items = written(*words)
     known = {
         "JobSet": models.JobsetV1alpha2JobSet, "TrainJob": models.TrainerV1alpha1TrainJob,
@@ -71,9 +76,31 @@ def test_every_word_is_one_that_the_published_schemas_know(kind: str, nodes: str
     for job in jobs:
         whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": job["template"]["spec"]}
         validate.validate(whole, "1.34", strict=True)
+        pod = job["template"]["spec"]["template"]["spec"]
+        assert [each["name"] for each in pod["volumes"]] == (["outlast", "tls"] if tls else ["outlast"])
         spoilt = json.loads(json.dumps(whole).replace("livenessProbe", "livelinessProbe"))
         with pytest.raises(validate.ValidationError):
             validate.validate(spoilt, "1.34", strict=True)
+
+
+def test_every_pod_has_the_certificates_and_is_told_where(written: Written) -> None:
+    *_, jobset = written("--nodes", "3", "--tls-secret", "certs", "--tls-name", "runs.test")
+    for job in jobset["spec"]["replicatedJobs"]:
+        pod = job["template"]["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        [volume] = [each for each in pod["volumes"] if each["name"] == "tls"]
+        assert volume["secret"] == {"secretName": "certs", "defaultMode": 0o400}
+        assert pod["securityContext"]["fsGroup"]
+        [mount] = [each for each in container["volumeMounts"] if each["name"] == "tls"]
+        said = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+        assert tls_given("", "", "", "") is None
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in said.items():
+                patch.setenv(name, value)
+            at = Path(mount["mountPath"])
+            files = TlsFiles(str(at / "tls.crt"), str(at / "tls.key"), str(at / "ca.crt"), "runs.test")
+            assert tls_given("", "", "", "") == files  # outlast agent, and operators' commands
+            assert resolve(cli={"endpoint": "10.0.0.1:1"}, environ=os.environ).config.tls == files  # outlast run
 
 
 def test_what_is_tried_again_and_what_may_be_evicted(written: Written) -> None:

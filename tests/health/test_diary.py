@@ -349,3 +349,18 @@ def test_reading_the_diary_needs_no_torch() -> None:
 
     code = "import sys, outlast.health as h; h.Diary; h.rank_devices; h.learn_run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_options_before_a_command_s_name_mean_what_they_mean_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were read and left alone: `outlast health --diary X ls` listed the default diary."""
+    monkeypatch.setenv("OUTLAST_DIARY", str(tmp_path / "default.jsonl"))
+    mine, other = Diary(tmp_path / "mine.jsonl"), Diary(tmp_path / "other.jsonl")
+    mine.add(entry("gpu-mine"))
+    other.add(entry("gpu-other"))
+    assert main(["health", "--diary", str(mine.path), "--json", "ls"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["diary"], [row["device"] for row in found["devices"]]) == (str(mine.path), ["gpu-mine"])
+    assert main(["health", "--diary", str(mine.path), "ls", "--diary", str(other.path)]) == 0, "the nearer one counts"
+    assert "gpu-other" in capsys.readouterr().out

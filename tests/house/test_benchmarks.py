@@ -290,6 +290,30 @@ def test_a_block_of_ranks_takes_as_long_as_its_slowest(tmp_path: Path) -> None:
     assert (tmp_path / "turn").read_bytes() == (12).to_bytes(8, "little")
 
 
+def test_work_has_followed_speed_once_the_slowed_host_gets_less(tmp_path: Path) -> None:
+    """Not by what was told of another one, or before: hosts start without quotas, all at once."""
+    from benchmarks._host_speeds import newest_notice, shares_changed
+
+    from outlast.core import events as ev
+    from outlast.journal import Journal
+
+    def slow(agent: str, done: str = "it gets 3 of 16 in place of 4") -> ev.Notice:
+        text = f"r1 on {agent} is slow to compute: a microbatch takes it 1 s; {done}"
+        return ev.Notice(at_s=0.0, level="warning", text=text)
+
+    with Journal.create(tmp_path) as journal:
+        for at in (1, 3):
+            journal.append(ev.AgentStarted(at_s=0.0, agent=f"a{at}", pid=1, host=f"h{at}"))
+        journal.append(slow("a3"))
+        journal.flush()
+        since = newest_notice(tmp_path)
+        assert since > 0
+        for told, changed in ((slow("a1"), False), (slow("a3", "its work stays as it is"), False), (slow("a3"), True)):
+            journal.append(told)
+            journal.flush()
+            assert shares_changed(tmp_path, "h3", since) == changed
+
+
 def test_outages_of_hosts_are_told_by_their_kind() -> None:
     from benchmarks.hosts import Outage, tabulate
 

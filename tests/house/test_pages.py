@@ -11,6 +11,7 @@ import pytest
 from outlast import errors
 from outlast.cli import COMMANDS
 from outlast.cli._examples import EXAMPLES
+from outlast.cli._of_others import hint_for
 
 TOP = Path(__file__).resolve().parents[2]
 DOCS = TOP / "docs"
@@ -94,12 +95,13 @@ def test_what_the_reference_takes_from_the_source_is_what_the_source_says(
     assert "```text\n\n```" not in text, "a command whose help is drawn by rich: rich_markup_mode=None"
 
 
-def test_the_picture_of_the_tree_is_what_the_protocol_gives_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pictures_of_the_tree_are_what_the_protocol_gives_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    from tree_picture import picture
+    from tree_picture import levels, picture
 
-    drawn = (DOCS / "pictures" / "tree.svg").read_text(encoding="utf-8")
-    assert drawn == picture(), "python docs/_ext/tree_picture.py docs/pictures/tree.svg"
+    for name, made in (("tree", picture), ("levels", levels)):
+        drawn = (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert drawn == made(), "python docs/_ext/tree_picture.py docs/pictures/tree.svg docs/pictures/levels.svg"
 
 
 def test_the_picture_of_the_ladder_is_drawn_from_saves_and_removals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +144,17 @@ def test_each_page_for_those_who_come_says_what_is_the_same_what_differs_and_wha
     assert f"coming-from/{peer}\n" in (DOCS / "explanation" / "coming-from.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("peer", PEERS)
+def test_options_that_a_page_translates_are_answered_by_run_as_well(peer: str) -> None:
+    text = (DOCS / "explanation" / "coming-from" / f"{peer}.md").read_text(encoding="utf-8")
+    theirs = re.findall(r"^\| (.*?) \| ", text.split("| outlast |")[-1], re.MULTILINE)
+    options = {option for cell in theirs for option in re.findall(r"(?<![\w-])--[\w-]+", cell)}
+    assert {option for option in options - {"--nnodes"} if hint_for(option) is None} == set()
+
+
 def test_every_command_s_help_has_examples() -> None:
     """In `cli/_examples.py`; that they name what exists is tested beside the command line."""
-    assert set(EXAMPLES) == set(COMMANDS)
+    assert set(COMMANDS) == {name.partition(" ")[0] for name in EXAMPLES}
 
 
 def test_the_numbers_beside_peers_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:

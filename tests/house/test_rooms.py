@@ -36,13 +36,26 @@ def room_of(module: str) -> str:
 
 
 def imported(module: str) -> Iterator[str]:
-    """Modules of ours that it imports, anywhere in the file, for types too."""
+    """Modules of ours that it imports, anywhere in the file, for types too; by their whole name or from a dot."""
     for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "outlast":
-            base = node.module.partition(".")[2]
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("outlast."):
+                    yield alias.name.partition(".")[2]
+        elif isinstance(node, ast.ImportFrom) and (base := base_of(module, node)) is not None:
             for alias in node.names:
                 inner = f"{base}.{alias.name}".strip(".")
                 yield inner if inner in modules() else base
+
+
+def base_of(module: str, node: ast.ImportFrom) -> str | None:
+    """The package or module of ours that `from ... import` takes from, without `outlast.`; None where it is none."""
+    if node.level:
+        room = room_of(module).split(".")
+        base = room[: len(room) - node.level + 1]
+        return ".".join([*filter(None, base), *([node.module] if node.module else [])])
+    found = node.module or ""
+    return found.partition(".")[2] if found.split(".")[0] == "outlast" else None
 
 
 @functools.cache
@@ -74,6 +87,15 @@ def circles() -> list[list[str]]:
 def test_modules_import_each_other_in_one_direction() -> None:
     """What two modules need of each other is an interface of its own (docs/decisions/0096)."""
     assert circles() == []
+
+
+def test_no_way_of_writing_an_import_hides_it() -> None:
+    """From a dot, from two, by its whole name."""
+    assert {"plan._model", "plan.answers", "plan._svg"} <= graph()["plan.plan_report"]
+    assert "examples" in graph()["prove.corruption"]
+    [upward] = ast.parse("from .._source import Floats").body
+    assert isinstance(upward, ast.ImportFrom)
+    assert base_of("plan.traces._fit", upward) == "plan._source"
 
 
 def test_a_room_s_own_modules_are_imported_by_nobody_else() -> None:

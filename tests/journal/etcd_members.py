@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.runtime.certificates import by_tls, etcd_variables
 
-from outlast.journal import Access, Unreachable
+from outlast.config import TlsFiles
+from outlast.journal import Access, Unreachable, access_of
 from outlast.journal._etcd import Etcd
 
 __all__ = ["Members", "start_members"]
@@ -28,10 +30,12 @@ def free_ports(count: int) -> list[int]:
 
 
 class Members:
-    """See the module. `extra`: options of each, for TLS."""
+    """See the module. `files`: they speak TLS to each other and to clients, and want everybody's certificate."""
 
-    def __init__(self, base: Path, extra: list[str] | None = None, scheme: str = "http") -> None:
-        self.base, self._extra, self.scheme = base, extra or [], scheme
+    def __init__(self, base: Path, files: TlsFiles | None = None) -> None:
+        self.base, self._extra = base, by_tls(files) if files else []
+        self.scheme = "https" if files else "http"
+        self.environ = etcd_variables(files) if files else {}
         ports = free_ports(6)
         self.clients, self._peers = ports[:3], ports[3:]
         self.processes: list[subprocess.Popen[bytes] | None] = [None, None, None]
@@ -45,12 +49,12 @@ class Members:
 
     @property
     def access(self) -> Access:
-        return Access(tuple(("127.0.0.1", port) for port in self.clients))
+        return access_of(self.record, self.environ)
 
     def start(self, index: int) -> None:
         client = f"{self.scheme}://127.0.0.1:{self.clients[index]}"
-        peer = f"http://127.0.0.1:{self._peers[index]}"
-        cluster = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, port in enumerate(self._peers))
+        peer = f"{self.scheme}://127.0.0.1:{self._peers[index]}"
+        cluster = ",".join(f"m{i}={self.scheme}://127.0.0.1:{port}" for i, port in enumerate(self._peers))
         command = [
             "etcd", "--name", f"m{index}", "--data-dir", str(self.base / f"m{index}"), "--listen-client-urls", client,
             "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
@@ -87,12 +91,12 @@ class Members:
 
 
 @contextlib.contextmanager
-def start_members(base: Path) -> Iterator[Members]:
-    """Skips where etcd is not installed."""
+def start_members(base: Path, files: TlsFiles | None = None) -> Iterator[Members]:
+    """Skips where etcd is not installed. `files`: of each member, and by default of who asks them."""
     if shutil.which("etcd") is None:
         pytest.skip("no etcd here: make cluster-env")
     base.mkdir(parents=True, exist_ok=True)
-    members = Members(base)
+    members = Members(base, files)
     try:
         members.ready()
         yield members

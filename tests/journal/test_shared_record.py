@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,20 @@ from outlast.config import RunConfig, encoded, resolve
 from outlast.core import events as ev
 from outlast.core.protocol.host_messages import Briefing
 from outlast.errors import ConfigError, EnvironmentFault
-from outlast.journal import Access, CoordinatorClaim, Journal, SharedRecord, access_of, check_reachable, read_places
+from outlast.journal import (
+    Access,
+    CoordinatorClaim,
+    Journal,
+    RunsInEtcd,
+    SharedRecord,
+    _runs_in_etcd,
+    access_of,
+    check_reachable,
+    read_places,
+)
 from outlast.journal._etcd import Etcd
 from outlast.runtime.coordinator._election import TurnSeeker
+from outlast.runtime.host.coordinator_finder import CoordinatorFinder
 from outlast.runtime.host.joined import JoinOptions, _prepared
 
 pytestmark = pytest.mark.process
@@ -187,7 +200,7 @@ def test_what_strangers_put_beside_the_story_and_the_sign_of_life_is_passed_over
     assert begin(journal, shared, 1, "a")
     other, follower = opened("b")
     mine = CoordinatorClaim(epoch=0, token="", seat="b", host="b", address="h:2")
-    seeker = TurnSeeker(follower, other, mine, may_begin=False, alive=lambda: None)
+    seeker = TurnSeeker(follower, other, mine, run="R", may_begin=False, alive=lambda: None)
     etcd, beats = Etcd(members.access), shared._turn.beat_key
     old = etcd.range(beats, 5.0, whole=False)[0][0].value
     assert follower.look(5.0).beat == 0
@@ -225,6 +238,45 @@ def test_events_that_are_too_many_or_too_large_for_etcd_do_not_end_the_turn(open
     with pytest.raises(EnvironmentFault, match="does not take what is asked") as refused:
         journal.put(1, "fleet", b"z" * 2_000_000)
     assert "PASSWORD" not in str(refused.value)
+
+
+def test_a_secret_finds_the_run_of_its_own_that_lives(
+    tmp_path: Path, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among those of others, one that is over, and one that was left without an end."""
+    monkeypatch.setattr(_runs_in_etcd, "_TELL_APART_S", 1.0)
+    mine, found = secrets.token_bytes(32), {}
+    with contextlib.ExitStack() as stack:
+
+        def run(host: str, secret: bytes = mine) -> SharedRecord:
+            journal = Journal.create(tmp_path / host)
+            stack.callback(journal.close)
+            found[host] = journal.sharing(members.access, secrets.token_hex(4), secret, 0.6)
+            assert begin(journal, found[host], 1, host)
+            return found[host]
+
+        def asked() -> str:
+            end = time.monotonic() + 30.0
+            while (claim := runs.coordinator(5.0)) is None:
+                assert time.monotonic() < end
+            return claim.host
+
+        runs = RunsInEtcd(members.access, mine)
+        stack.callback(runs.close)
+        run("another's", SECRET)
+        assert runs.ends(5.0) == []
+        assert run("over").end(5, 5.0)
+        assert runs.ends(5.0) == [5]
+        assert runs.coordinator(5.0) is None
+        run("left").close()
+        assert asked() == "left"  # whoever calls there finds out
+        assert sorted(runs.ends(5.0), key=str) == [5, None]
+        run("living")
+        assert asked() == "living"
+        assert CoordinatorFinder(members.record, mine, {}).within(30.0) == ("h", 1)
+        run("second")
+        with pytest.raises(ConfigError, match="both go on"):
+            asked()
 
 
 def test_a_record_that_cannot_be_reached_is_told_before_anything_starts(members: Members) -> None:

@@ -111,6 +111,7 @@ def finished() -> list[ev.AnyEvent]:
             steps=90,
             seconds={"load": 0.9, "compute": 5.4, "exchange": 0.9, "wait": 1.8},
             waits={"r1.0": PairWait(waited_s=0.2, exchanges=90), "r3.0": PairWait(waited_s=1.6, exchanges=90, late=9)},
+            batches=(185, 5.4),
         ),
         ev.StepAnatomy(
             at_s=START_S + 11.1,

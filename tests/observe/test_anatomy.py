@@ -23,6 +23,12 @@ def test_the_newest_word_of_each_member_counts_and_members_stand_in_order() -> N
     assert [pair.peer for pair in found.pairs] == ["r2.1", "r1.1"]
 
 
+def test_a_members_share_is_told() -> None:
+    told = ev.StepAnatomy(at_s=1.0, replica="r1.1", steps=8, seconds={}, batches=(21, 1.0))
+    (member,) = anatomy_of([told]).members
+    assert member.microbatches == 2.62
+
+
 def test_who_holds_up_the_others_is_named_and_noise_is_not() -> None:
     three = [word("r0.1", compute=1.0), word("r1.1", compute=1.1), word("r2.1", compute=2.2, load=0.2)]
     assert anatomy_of(three).said == [

@@ -85,7 +85,7 @@ KINDS = [kind for kind in typing.get_args(ev.AnyEvent) if kind.__name__.startswi
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_event_about_checkpoints_has_words(kind: type[Any]) -> None:
-    values: dict[Any, Any] = {str: "x", int: 1, float: 1.0, list[int]: [1], dict[str, int]: {"disk": 5}}
+    values: dict[Any, Any] = {str: "x", int: 1, float: 1.0, bool: True, list[int]: [1], dict[str, int]: {"disk": 5}}
     values[float | None] = None
     fields = {f.name: values.get(f.type, "writer_failed") for f in msgspec.structs.fields(kind)}
     event = kind(**fields)

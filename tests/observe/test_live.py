@@ -7,7 +7,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from outlast.core import events as ev
+from outlast.errors import OutlastError
 from outlast.journal import Journal
 from outlast.observe import Live
 
@@ -47,6 +50,70 @@ def test_off_a_terminal_plain_lines_come_as_things_happen(tmp_path: Path, story:
         live.poll()
         assert out.getvalue() == before
     live.close()
+
+
+def test_a_run_without_a_step_says_how_far_it_is_now_and_then(tmp_path: Path, story: Any) -> None:
+    out = io.StringIO()
+    now_s = [story.start_s]
+    live = Live(tmp_path / "run", 100, stream=out, clock=lambda: now_s[0])
+    begun, *rest = story.started
+    with Journal.create(tmp_path / "run") as journal:
+        told: list[list[str]] = []
+        for after_s, events in (
+            (0.5, [begun]), (5.0, []), (10.6, []), (11.0, []), (12.0, rest[:3]), (13.0, rest[3:]), (22.0, []),
+            (23.1, []), (24.0, story.training[:2]),
+        ):  # fmt: skip
+            now_s[0] = story.start_s + after_s
+            journal.append_many(events)
+            assert journal.flush()
+            before = len(out.getvalue())
+            live.poll()
+            told.append([line.split("  ", 1)[1] for line in out.getvalue()[before:].splitlines()])
+        live.close()
+    loading = "all replicas have a process and load the script; it goes on when all have joined"
+    assert told[0] == ["run brave-otter started with 4 replicas and 1 spare"]
+    assert told[1:4] == [[], ["coordinator and agents are starting"], []]
+    assert told[4:8] == [[], [loading], [], [loading]], "each news once, and then as often as steps are told"
+    assert told[8] == ["step 0 of 100, 4 of 4 replicas training"]
+
+
+def test_a_terminal_shows_how_long_a_run_is_without_a_step(tmp_path: Path, story: Any) -> None:
+    out = Terminal()
+    live = Live(tmp_path / "run", 100, stream=out, clock=lambda: story.start_s + 12.0)
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many(story.started[:3])
+        assert journal.flush()
+        live.poll()
+    live.close()
+    assert "for 12 s" in out.getvalue()
+    assert "0 of 4 replicas have a process" in out.getvalue()
+    assert "None" not in out.getvalue()
+
+
+def test_while_the_whole_fleet_is_gone_nothing_is_told_of_the_view_that_was(tmp_path: Path, story: Any) -> None:
+    """Nor for how long it has been so: the run's beginning was long before."""
+    again = "every replica was gone, and the run begins again"
+    gone = ev.FleetGone(at_s=story.start_s + 5.0, step=20, detail="r0.0: signal")
+    now_s = story.start_s + 60.0
+    outs = [io.StringIO(), Terminal()]
+    lives = [Live(tmp_path / "run", 100, stream=out, clock=lambda: now_s) for out in outs]
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many([*story.started, *story.training])
+        assert journal.flush()
+        for live in lives:
+            live.poll()
+        told = [len(out.getvalue()) for out in outs]
+        journal.append(gone)
+        assert journal.flush()
+        for live in lives:
+            assert live.poll().state == "starting"
+            live.close()
+    plain, drawn = (out.getvalue()[begin:] for out, begin in zip(outs, told, strict=True))
+    assert plain.splitlines()[-1] == f"+60.0 s  {again}"
+    assert again in drawn
+    for text in (plain, drawn):
+        assert "know each other" not in text
+        assert "for 60 s" not in text
 
 
 def test_the_loop_says_how_many_steps_there_are(tmp_path: Path, story: Any) -> None:
@@ -118,3 +185,31 @@ def test_a_journal_that_cannot_be_read_ends_the_view_once(tmp_path: Path) -> Non
     live.poll()
     live.close()
     assert out.getvalue().count("the run goes on") == 1
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+@pytest.mark.parametrize("trained", [False, True])
+def test_nothing_is_shown_once_the_view_has_ended(
+    tmp_path: Path, story: Any, stream: type[io.StringIO], trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither how the run begins, over and over, nor that it has stalled: that it goes on is not seen any more."""
+    out = stream()
+    now_s = [story.start_s + 5.0]
+    live = Live(tmp_path, stream=out, clock=lambda: now_s[0])
+    with Journal.create(tmp_path) as journal:
+        journal.append_many([*story.started, *(story.training if trained else [])])
+        assert journal.flush()
+        live.poll()
+
+        def unreadable(*_: object) -> list[Any]:
+            raise OutlastError("the disk is gone")
+
+        monkeypatch.setattr(Journal, "events", unreadable)
+        live.poll()
+        ended = out.getvalue()
+        assert "the run goes on" in ended
+        for later_s in (20.0, 40.0, 400.0):
+            now_s[0] = story.start_s + later_s
+            live.poll()
+    assert out.getvalue() == ended
+    live.close()

@@ -202,6 +202,17 @@ def test_a_run_whose_replicas_are_all_gone_is_starting_not_training(story: Any) 
     assert said.step is None
 
 
+def test_steps_that_were_lost_are_no_steps_that_are_done(story: Any) -> None:
+    """A spare that was behind took the last member's place, and `status` went on with the step that it had made."""
+    recovery = next(event for event in story.killed if isinstance(event, ev.Recovery))
+    before = [*story.started, *story.training]
+    shown = [
+        status([*before, msgspec.structs.replace(recovery, step=step, lost_steps=lost)]).step
+        for step, lost in ((12, 8), (12, 40), (20, 0))
+    ]
+    assert shown == [12, 20, 20]  # where 52 were lost, those that are shown were made since
+
+
 def test_hosts_are_told_where_there_are_several() -> None:
     there = ev.AgentStarted(
         at_s=1.0, agent="h1:5e1c", pid=9, host="h1", place="elsewhere", address="10.0.0.2", slots=2

@@ -29,6 +29,15 @@ def test_an_exit_that_led_to_a_recovery_is_told_once(story: Any) -> None:
     ]
 
 
+def test_what_was_written_down_late_stands_where_it_happened(story: Any) -> None:
+    """As on the page, which sorts by time."""
+    stall = ev.Stall(at_s=story.start_s + 2.8, step=4, seconds=1.1, usual_s=0.1, replica="r1.0", phase="body")
+    rows = timeline([*story.whole, stall])
+    assert [row.at_s for row in rows] == sorted(row.at_s for row in rows)
+    assert [row.kind for row in rows].index("stall") < [row.kind for row in rows].index("joiner_caught_up")
+    assert timeline([*story.whole, stall], everything=True)[-1].kind == "stall"
+
+
 def test_everything_but_progress_can_be_asked_for(story: Any) -> None:
     rows = timeline(story.whole, everything=True)
     assert [row.kind for row in rows] == [

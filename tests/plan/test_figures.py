@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from outlast.cli import main
+from outlast.plan.answers import Answer
 from outlast.plan.figures import Figure
+from outlast.plan.prediction import prediction_answer
+from outlast.plan.services import objectives_answer, price_answer, quorum_answer
+from outlast.plan.small_answers import nines_answer
 
 
 def plan(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
@@ -108,7 +112,12 @@ def test_lost_work_has_a_price_and_spot_is_compared(capsys: pytest.CaptureFixtur
     assert told["useful_hour"]["spot"] > 0.8 / told["ettr"]
 
 
-DRAWN = ["collapse", "sweep", "placement", "burn-in", "interval --mtbf-hours 97 --write-seconds 60"]
+SHAPE = "--accelerators 1024 --params 7e9"
+DRAWN = [
+    "collapse", "sweep", "placement", "burn-in", "interval --mtbf-hours 97 --write-seconds 60", "quorum --tries 2",
+    "nines", f"price {SHAPE}", "objectives SAMPLES --objective latency<=0.3@0.98 --objective error<=0@0.999",
+    "system --params 7e9 --nodes 64,512", f"prediction {SHAPE} --share 0.4 --precision 0.8",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", DRAWN)
@@ -116,6 +125,7 @@ def test_curves_are_drawn_in_the_terminal_and_as_a_file(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "curve.svg"
+    command = command.replace("SAMPLES", samples(tmp_path / "s.csv"))
     assert main(["plan", *command.split(), "--svg", str(path)]) == 0
     out = capsys.readouterr().out
     root = ET.fromstring(path.read_text(encoding="utf-8"))
@@ -127,6 +137,38 @@ def test_curves_are_drawn_in_the_terminal_and_as_a_file(
     assert (tmp_path / "curve-2.svg").exists() == (command == "sweep")
     assert main(["plan", *command.split(), "--svg", str(tmp_path / "no" / "x.svg")]) != 0
     assert "cannot write" in capsys.readouterr().err
+
+
+def test_curves_go_through_the_tables_numbers(tmp_path: Path) -> None:
+    promises = ["latency<=0.3@0.98", "error<=0@0.999", "quality>=0.8@0.9"]
+    told = objectives_answer(samples(tmp_path / "s.csv"), promises, 0.98, 0.1)
+    ends = [points[-1] for _, points in told.figures[0].series]
+    assert ends == [(1000, pytest.approx(row["budget_left"])) for row in told.data["objectives"]]
+    priced = price_answer(
+        profile="llama3", params=7e9, accelerators=1024, days=10.0, price=2.0, watts=1000.0, carbon=0.4,
+        spot_price=None, spot_mtbf_h=200.0,
+    )  # fmt: skip
+    lost = dict(priced.figures[0].series[0][1])
+    assert lost[1.0] == pytest.approx(priced.data["rows"][1]["money"])
+    assert list(lost.values()) == sorted(lost.values())
+    quorum = dict(quorum_answer(3, 2, 2, 0.9, 2, 0.0).figures[0].series)
+    assert all(y == pytest.approx((3 * q**2 - 2 * q**3) ** 2) for q, y in quorum["read"])
+    nines = nines_answer(1000.0, 1.0, None, cost_incidents=1.0, cost_repair=1.0, incidents=3.0, minutes=12.0)
+    often, twice = (dict(points) for _, points in nines.figures[0].series)
+    assert often[1.0] == pytest.approx(8766 / 1001, rel=1e-3)
+    assert min(twice) == min(often)
+    assert twice[min(often)] == pytest.approx(2 * often[min(often)], rel=1e-3)
+    (alone, all_true) = (dict(points) for _, points in foretold(0.4).figures[0].series)
+    assert alone[0.4] == pytest.approx(foretold(0.4).data["rows"][0]["worth_h"])
+    assert all_true[0.0] == 0.0
+    assert all_true[1.0] > alone[1.0] > 0
+
+
+def foretold(told: float) -> Answer:
+    return prediction_answer(
+        shares=(told,) * 3, precisions=(0.8,) * 3, notice_s=3600.0, seen="", file="", profile="", params=7e9,
+        accelerators=1024,
+    )  # fmt: skip
 
 
 def test_a_figure_leaves_out_what_a_logarithm_has_no_place_for() -> None:

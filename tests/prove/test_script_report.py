@@ -345,6 +345,9 @@ def test_the_catalogue_is_whole_and_true(capsys: pytest.CaptureFixture[str]) -> 
         assert (DOCS / f"{kind.page}.md").is_file(), kind
         assert bool(kind.by) != bool(kind.why_not), kind
     assert {kind.by.rpartition("run --faults ")[2] for kind in CATALOGUE if "run --faults" in kind.by} == set(KINDS)
+    of_ranks = [kind.by.rpartition("--faults ")[2] for kind in CATALOGUE if "--ranks 2" in kind.by]
+    assert all("rank" in KINDS[name].roles for name in of_ranks)
+    assert sorted(of_ranks) == ["kill", "pause", "stop"]
     lies = {kind.by.rpartition(" ")[2] for kind in CATALOGUE if "--attacks" in kind.by}
     from outlast.prove.attacks import ATTACKS
 

@@ -217,7 +217,7 @@ def test_what_this_machine_cannot_is_refused_by_name_and_told_of_otherwise(
     assert main(["prove", "run", "--faults", "kill,clock", SCRIPT]) == 3
     assert "clock cannot be put into this run: no compiler" in capsys.readouterr().err
     assert main(["prove", "run", "--schedule", "1:clock:clock:0.3", SCRIPT]) == 3
-    assert ("clock", "cannot be put into this run: no compiler") in _untested(["kill"], {"clock": "no compiler"})
+    assert ("clock", "cannot be put into this run: no compiler") in _untested(["kill"], {"clock": "no compiler"}, 1)
 
 
 # --- hosts -----------------------------------------------------------------------------------------------------------

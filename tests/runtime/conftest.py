@@ -9,6 +9,7 @@ import json
 import os
 import select
 import signal
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -122,13 +123,21 @@ class Fleet:
                 self.driven.wait(0.05)
                 self.driven.poll()
             if not test():
-                self._gates.pop(min(self._gates)).close()
+                self.open_gate()
+
+    @property
+    def gates(self) -> list[int]:
+        """Steps before which training waits."""
+        return sorted(self._gates)
+
+    def open_gate(self) -> None:
+        """The next of them."""
+        self._gates.pop(min(self._gates)).close()
 
     def open_gates(self) -> None:
         """Nothing is waited for any more."""
-        for held in self._gates.values():
-            held.close()
-        self._gates = {}
+        while self._gates:
+            self.open_gate()
 
     def replace(self, struck: str, served: int, caught_up: int) -> str:
         """Of two replicas one is killed before step 4, and its successor, which is returned, joins before the gates
@@ -229,6 +238,25 @@ class Fleet:
         assert may_lose or all(r.lost_steps == 0 for r in told)
         if recoveries is not None:
             assert len(told) == recoveries, self.logs()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What hosts were struck by, and how long nobody committed a step."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    rows: dict[str, list[tuple[int, float]]] = {}
+    for name, value in [each for report in reports for each in report.user_properties]:
+        if name == "host fault":
+            kind, lost, still_s = value
+            rows.setdefault(kind, []).append((lost, still_s))
+    if rows:
+        terminalreporter.section(f"{sum(map(len, rows.values()))} faults of hosts")
+        terminalreporter.line(
+            f"{'fault':30}{'struck':>8}{'replicas lost':>16}{'standstill (s): median':>26}{'worst':>8}"
+        )
+    for kind, found in sorted(rows.items()):
+        still = [still_s for _, still_s in found]
+        told = f"{statistics.median(still):26.2f}{max(still):8.2f}" if any(still) else f"{'none':>26}{'none':>8}"
+        terminalreporter.line(f"{kind:30}{len(found):8}{sum(lost for lost, _ in found):16}{told}")
 
 
 @pytest.fixture

@@ -82,13 +82,34 @@ def stray(model: nn.Module, replica: str, order: str) -> None:
 NOW = [0]
 
 
+def sharded(model: nn.Module, mesh: Any) -> None:
+    """Spread it over the ranks of the replica, in two parts."""
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model.first, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def whole(tensor: Any) -> Tensor:
+    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found
+
+
 def train(
-    steps: int, microbatches: int, bad: str, guards: str, optimizer: str = "adamw", strayed: str = ""
+    steps: int,
+    microbatches: int,
+    bad: str,
+    guards: str,
+    optimizer: str = "adamw",
+    strayed: str = "",
+    shard: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """Run to the end: (this process's part, what it found)."""
     run = outlast.join()
     torch.manual_seed(3)
     model = Model()
+    if shard:
+        sharded(model, run.mesh())
     stray(model, run.name, strayed)
     make = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
     chosen = make(model.parameters(), lr=1e-2)
@@ -107,7 +128,7 @@ def train(
         losses.append(step.loss)
     sha = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        sha.update(name.encode() + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(name.encode() + whole(tensor).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     state = training.replica.guards.state
     found = {
         "model": sha.hexdigest(), "hashes": hashes, "rates": scheduler.get_last_lr(), "skipped": state.skipped,
@@ -125,12 +146,14 @@ def main() -> None:
     parser.add_argument("--guards", default="default")
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--stray", default="")
+    parser.add_argument("--shard", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    run, found = train(args.steps, args.microbatches, args.bad, args.guards, args.optimizer, args.stray)
+    run, found = train(args.steps, args.microbatches, args.bad, args.guards, args.optimizer, args.stray, args.shard)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
-    part.rename(args.out / f"{run.name}.json")
+    place = os.environ.get("OUTLAST_PLACE", "0")
+    part.rename(args.out / f"{run.name}{f'-{place}' if args.shard else ''}.json")
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
     training = run.protect(
-        model, optimizer, global_batch_size=32, microbatches=8, seed=11, scheduler=scheduler,
-        bucket_mb=0.02, **({"clip_norm": 0.5} | SOURCES[source]() | how),
+        model, optimizer, seed=11, scheduler=scheduler, bucket_mb=0.02,
+        **({"global_batch_size": 32, "microbatches": 8, "clip_norm": 0.5} | SOURCES[source]() | how),
     )  # fmt: skip
     losses: dict[int, float] = {}
     norms: dict[int, float | None] = {}
@@ -140,8 +140,12 @@ def main() -> None:
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--source", choices=SOURCES, default="list")
     parser.add_argument("--leave", type=int, default=-1, help="break after this step")
+    parser.add_argument("--guards", type=json.loads, default={})
+    parser.add_argument("--rule", type=json.loads, default={})
     args = parser.parse_args()
-    how = {"clip_norm": None} if args.unclipped else {}
+    how: dict[str, Any] = {"clip_norm": None} if args.unclipped else {}
+    how |= {"guards": outlast.Guards(**args.guards)} if args.guards else {}
+    how |= {"global_batch_size": 48, "microbatches": 12, **args.rule} if args.rule else {}
     run, found = train(args.steps, not args.whole, args.gates, args.leave, args.evaluate, args.source, **how)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))

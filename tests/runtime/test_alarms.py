@@ -85,13 +85,15 @@ def test_work_moves_to_the_spare_before_the_host_fails(fleet: Callable[..., Any]
     place = tmp_path / "readings"
     place.mkdir()
     run = fleet(
-        replicas=2, spares=1, steps=9, max_restarts=0, gates=[2, 4], agents=2, readings_s=0.2, readings_from=str(place)
-    )
+        replicas=2, spares=1, steps=9, max_restarts=0, gates=[2, 4, 7], agents=2, readings_s=0.2,
+        readings_from=str(place),
+    )  # fmt: skip
     run.gate(2, "the spare was served", lambda: run.served("r2.1"))
     run.until("the spare is there", lambda: run.caught_up("r2.1"))
     (tmp_path / "alarm").write_text(json.dumps(ALARM) + "\n")
     (tmp_path / "alarm").rename(place / "a1.jsonl")  # whole at once: it is read while it appears
     run.gate(4, "the alarm was weighed", lambda: bool(of_kind(run, ev.AlarmWeighed)))
+    run.gate(7, "who was moved from had ended", lambda: run.exited("r1.1"))
     run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=0)
     (weighed,) = of_kind(run, ev.AlarmWeighed)
     assert (weighed.action, weighed.replicas, weighed.successors) == ("move", ["r1.1"], ["r2.1"])

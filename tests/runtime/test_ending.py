@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -81,3 +82,20 @@ def _comes_back(member: str, address: tuple[str, int]) -> str:
                 return message.reason
     finally:
         link.close()
+
+
+def test_who_has_ended_and_was_reaped_is_sent_nothing() -> None:
+    """Its descriptor is closed, and soon another's: an agent died of it, asking a replica to stop whose lead had ended
+    before its other ranks."""
+    first = start([sys.executable, "-c", ""], environ={})
+    assert select.select([first.fd], [], [], 60.0)[0]
+    assert first.reap() is not None
+    first.send(signal.SIGKILL)
+    second = start([sys.executable, "-c", "import signal; signal.pause()"], environ={})
+    try:
+        assert second.fd == first.fd
+        first.send(signal.SIGKILL)
+        assert not select.select([second.fd], [], [], 0.2)[0]
+    finally:
+        second.send(signal.SIGKILL)
+        second.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,19 @@ class Guarded:
     """One run of the guarded training to its end."""
 
     def __init__(
-        self, base: Path, *, replicas: int = 3, flips: Sequence[Flip] = (), faults: Sequence[Fault] = (),
-        restarts: int = 16, **script: Any,
+        self, base: Path, *, replicas: int = 3, ranks: int = 1, flips: Sequence[Flip] = (),
+        faults: Sequence[Fault] = (), restarts: int = 16, keep: Mapping[str, Any] | None = None, **script: Any,
     ) -> None:  # fmt: skip
         base.mkdir()
         config = base / "run.toml"
-        config.write_text(f"[run]\nreplicas = {replicas}\nrestart_backoff_s = 0.0\nheartbeat_s = 0.2\n"
-                          f"max_restarts = {restarts}\n")  # fmt: skip
+        settings = {"replicas": replicas, "ranks": ranks, "restart_backoff_s": 0.0, "heartbeat_s": 0.2}
+        settings |= {"max_restarts": restarts, **(keep or {})}
+        config.write_text("[run]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
         words = [str(SCRIPT), "--out", str(base)]
         for key, value in script.items():
-            words += [f"--{key}", json.dumps(value) if isinstance(value, dict) else str(value)]
+            words.append(f"--{key}")
+            if value is not True:
+                words.append(json.dumps(value) if isinstance(value, dict) else str(value))
         with Driven(base / "run", ["--config", str(config)], words, faults, flips=flips) as driven:
             self.code = driven.finish(PATIENCE_S, lambda: None)
             self.events = driven.events
@@ -252,3 +255,54 @@ def test_a_host_whose_devices_do_it_again_gets_no_replica_any_more(tmp_path: Pat
         assert {host for _, _, host in seen} == {"a1"}
         assert set(driven.members) == {"r0.1", "r2.1", "r4.1"}
         assert not [e for e in driven.events[put_out() :] if isinstance(e, ev.ReplicaStarted)]
+
+
+RANKS: dict[str, Any] = {"replicas": 2, "ranks": 2, "restarts": 0, "shard": True, "microbatches": 8}
+ALONE: dict[str, Any] = {"replicas": 1, "shard": True, "microbatches": 8}
+BOTH = {"r0.1-0", "r0.1-1", "r1.1-0", "r1.1-1"}
+
+
+@pytest.mark.campaign
+def test_ranks_look_for_what_is_not_finite_each_in_its_own_microbatch(guarded: Callable[..., Guarded]) -> None:
+    """A rank finds the sample, or the operation, though the sum of all ranks lies in the rows of another. The bits, and
+    whom the verdicts name, are those of one process, whose model is sharded over itself alone."""
+    how: dict[str, Any] = {"bad": "value@40,backward@11", "guards": "full", "steps": 6}
+    want, run = guarded(**ALONE, **how), guarded(**RANKS, **how)
+    assert run.agreed(BOTH)["hashes"] == want.agreed({"r0.1-0"})["hashes"]
+    seen = [
+        [(v.step, v.action, v.samples, v.module, v.operation, v.microbatch, v.confidence) for v in each.verdicts]
+        for each in (want, run)
+    ]
+    assert seen[0] == seen[1], run.logs
+    named = {(v.action, v.module): v.samples for v in run.verdicts}
+    assert named == {("skip_batch", ""): [40], ("skip_step", "roots"): [11]}
+
+
+@pytest.mark.campaign
+def test_flips_in_a_rank_that_is_no_lead_cost_its_replica_and_nothing_else(guarded: Callable[..., Guarded]) -> None:
+    """In its rows of a parameter, and of a gradient that overflows."""
+    flips = [
+        Flip(replica="r1/1.1", target="parameter", step=2, parameter="last.weight", element=7, bit=12),
+        Flip(replica="r2/1.1", target="gradient", step=4, parameter="first.weight", element=9, bit=30),
+    ]
+    how: dict[str, Any] = {"guards": {"agreement": 1}, "steps": 6}
+    want, run = guarded(**ALONE, **how), guarded(**RANKS | {"replicas": 3}, flips=flips, **how)
+    assert run.agreed({"r0.1-0", "r0.1-1"})["hashes"] == want.agreed({"r0.1-0"})["hashes"]
+    parameter, gradient = run.verdicts
+    assert (parameter.action, parameter.replica, parameter.step) == ("replace", "r1.1", 2), run.logs
+    assert "last.weight" in parameter.evidence
+    assert (gradient.action, gradient.replica, gradient.step) == ("replace", "r2.1", 4), run.logs
+
+
+@pytest.mark.campaign
+def test_a_certified_state_is_gone_back_to_at_another_width(guarded: Callable[..., Guarded], tmp_path: Path) -> None:
+    """Kept by two ranks, saved with their state, and gone back to by four."""
+    how: dict[str, Any] = {"bad": "log@30", "guards": {"nonfinite": "rewind", "certify_every": 2}}  # in steps 3 and 5
+    want = guarded(**ALONE, **how, steps=8)
+    (tmp_path / "kept").mkdir()
+    keep = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 1}
+    guarded(**RANKS | {"replicas": 1}, **how, steps=5, keep=keep).agreed({"r0.1-0", "r0.1-1"})
+    run = guarded(**RANKS | {"replicas": 1, "ranks": 4}, **how, steps=8, keep=keep)
+    found, whole = run.agreed({f"r0.1-{place}" for place in range(4)}), want.agreed({"r0.1-0"})
+    assert [(v.action, v.step, v.to_step) for v in run.verdicts] == [("rewind", 5, 4)]
+    assert found["hashes"][-1] == whole["hashes"][-1], run.logs

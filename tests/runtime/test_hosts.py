@@ -24,27 +24,35 @@ PORT = 29400
 
 
 class Hosts:
-    """A run whose coordinator is on host 0, with an agent on every host."""
+    """A run whose coordinator is on host 0, with an agent on every host, or on the first `num`; with agents=0 not on
+    host 0. `told`: variables of all agents; or of each host by its number, of the first too."""
 
     def __init__(
-        self, net: HostNetwork, base: Path, fleet: Callable[..., Any], slots: int, through: str = "", **shape: Any
-    ) -> None:
+        self, net: HostNetwork, base: Path, fleet: Callable[..., Any], slots: int, through: str = "", num: int = 0,
+        told: dict[str, str] | Callable[[int], dict[str, str]] | None = None, **shape: Any,
+    ) -> None:  # fmt: skip
         self.net, self.base, self.slots, self.through = net, base, slots, through
+        self.told = told if callable(told) else lambda host: (told or {}) if host else {}
+        num = num or net.num
+        self.record = shape.get("record", "")
         self.secret = secrets.token_hex(32)
         self.endpoint = f"{net.address(0)}:{PORT}"
         self.run = fleet(
-            prefix=net.entering(0), environ={"OUTLAST_SECRET": self.secret}, endpoint=self.endpoint,
-            nnodes=str(net.num), slots=slots, **shape,
+            prefix=net.entering(0), environ={"OUTLAST_SECRET": self.secret} | self.told(0), endpoint=self.endpoint,
+            nnodes=str(num if shape.get("agents", 1) else num - 1), slots=slots, **shape,
         )  # fmt: skip
-        self.agents = {host: self.agent(host) for host in range(1, net.num)}
+        self.agents = {host: self.agent(host) for host in range(1, num)}
 
-    def agent(self, host: int, **environ: str) -> subprocess.Popen[bytes]:
-        to = self.through if self.through and host == 1 else self.endpoint
+    def agent(
+        self, host: int, to: str = "", only: dict[str, str] | None = None, **environ: str
+    ) -> subprocess.Popen[bytes]:
+        """`only`: what it is told in place of what all are."""
+        to = to or (self.through if self.through and host == 1 else self.endpoint)
         command = ["-m", "outlast", "agent", "--join", to, "--slots", str(self.slots)]
         command += ["--host", f"h{host}", "--address", self.net.address(host), "--run-dir", str(self.base / f"h{host}")]
         clean = {key: value for key, value in os.environ.items() if not key.startswith("OUTLAST_")}
         with (self.base / f"agent{host}.log").open("ab") as log:
-            told = clean | {"OUTLAST_SECRET": self.secret} | environ
+            told = clean | {"OUTLAST_SECRET": self.secret} | (self.told(host) if only is None else only) | environ
             return self.net.start(host, [sys.executable, *command], told, log)
 
     def on(self, host: int) -> list[str]:

@@ -61,17 +61,19 @@ def test_a_link_that_stays_bad_is_avoided_and_no_bit_changes(
     run.gate(FIRST, "all were there", lambda: len(run.driven.members) == 4)
     network.shape(SHAPED, "rate", "12mbit", "burst", "16kb", "latency", "400ms")
 
-    def views() -> list[ev.ViewInstalled]:
-        return [event for event in run.driven.events if isinstance(event, ev.ViewInstalled)]
+    def said() -> list[str]:
+        return [e.text for e in run.driven.events if isinstance(e, ev.Notice) and "the link of" in e.text]
 
-    run.until("it was avoided", lambda: len(views()) > 1)
+    run.until("it was avoided", lambda: bool(said()))
     network.unshape(SHAPED)
     run.gate(FIRST + 100, "it was mended", lambda: True)
     run.assert_unchanged(recoveries=0)
-    assert [view.cause for view in views()] == ["start", "planned"]
-    (said,) = [e.text for e in run.driven.events if isinstance(e, ev.Notice) and "the link of" in e.text]
-    assert said.startswith(f"the link of h{SHAPED}:")
-    assert "its replicas reduce nothing" in said
+    # Shares of work may have followed speed as well, which is a planned view too.
+    causes = [event.cause for event in run.driven.events if isinstance(event, ev.ViewInstalled)]
+    assert causes[0] == "start", causes
+    assert set(causes[1:]) == {"planned"}, causes
+    assert said()[0].startswith(f"the link of h{SHAPED}:")
+    assert "its replicas reduce nothing" in said()[0]
 
 
 def _until(events: list[ev.AnyEvent], step: int) -> list[ev.AnyEvent]:

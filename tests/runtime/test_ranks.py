@@ -20,6 +20,7 @@ from outlast.checkpoint import CheckpointEngine as Archive
 from outlast.cli import main
 from outlast.core import events as ev
 from outlast.prove._process_tree import of_run, processes
+from outlast.runtime.faults.flips import Flip
 from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign]
@@ -170,6 +171,37 @@ def test_a_spare_of_two_ranks_takes_over(fleet: Callable[..., Any]) -> None:
     for found in results.values():
         assert found["fingerprint"] == want["fingerprint"], run.logs()
         assert "43" in found["losses"]
+
+
+POLICY = """
+from outlast.core.policy import SparesPolicy
+own = SparesPolicy.decide
+def decide(self, belief, state):
+    found = own(self, belief, state)
+    return type(found)(spares=7.0 if belief.alpha[0] >= 1.0 else 0.0)
+SparesPolicy.decide = decide
+"""
+
+
+def test_spares_that_the_run_chooses_have_all_their_ranks(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """A policy in place of outlast's own, which no run of seconds would move: seven from the first death on, and there
+    are slots for three replicas. A death of both ranks of a replica is one death."""
+    (tmp_path / "sitecustomize.py").write_text(POLICY)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = fleet(
+        fault("r1/1", "merge", step=6), fault("r0/1", "merge", step=40), replicas=2, ranks=2, spares="auto", slots=3,
+        steps=44, script=[SCRIPT], gates=(8, 24, 38), max_restarts=1, environ={"PYTHONPATH": path},
+    )  # fmt: skip
+    run.gate(8, "the spare was served", lambda: run.served("r2.1"))
+    run.gate(24, "both had caught up", lambda: run.caught_up("r1.2") and run.caught_up("r2.1"))
+    run.gate(38, "one of them trained", lambda: len(run.driven.members) == 2)
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert set(results) == {f"{name}-{place}" for name in ("r1.2", "r2.1") for place in range(2)}, run.logs()
+    assert {found["fingerprint"] for found in results.values()} == {undisturbed(SCRIPT, 44)["fingerprint"]}
+    [held] = [e for e in run.driven.events if isinstance(e, ev.SparesHeld)]
+    assert (held.number, held.worth) == (1, 7), "one slot is left"
+    assert held.reason.startswith("1 deaths so far")
 
 
 def test_sharded_replicas_of_one_rank_go_on_from_a_checkpoint(fleet: Callable[..., Any], tmp_path: Path) -> None:
@@ -383,3 +415,64 @@ def test_a_script_that_shards_nothing_is_refused(fleet: Callable[..., Any]) -> N
     run = fleet(replicas=1, ranks=2, steps=STEPS)
     assert run.finish() == 2, run.logs()
     assert "is not sharded by rows over the 2 ranks of this replica" in run.logs()
+
+
+def found(run: Any) -> list[tuple[str, str, int]]:
+    return [(e.culprit, e.verdict, e.step) for e in run.driven.events if isinstance(e, ev.AuditMismatch)]
+
+
+def test_another_replica_audits_with_all_its_ranks(fleet: Callable[..., Any]) -> None:
+    """A wrong gradient, a wrong slice and a sum that changed, each in a rank that is no lead: found in its lane, told
+    of its replica, and gone before the step is committed."""
+    flips = [
+        Flip(replica="r1/1", step=1, microbatch=3, parameter="1.up.weight", element=300, bit=3),
+        Flip(replica="r2/1", target="reducer", step=3, parameter=-1, bit=4),
+        Flip(replica="r0/1", target="sum", step=5, parameter=-1, bit=9),
+    ]
+    run = fleet(replicas=3, ranks=2, steps=STEPS, script=[SCRIPT], flips=flips, audit="1.0", max_restarts=0)
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert set(results) == {f"r{slot}.1-{place}" for slot in range(3) for place in range(2)}, run.logs()
+    for name, each in results.items():
+        assert each == undisturbed(SCRIPT), f"{name}\n{run.logs()}"
+    assert found(run) == [("r1.1", "transient", 1), ("r2.1", "transient", 3), ("r0.1", "memory", 5)], run.logs()
+    (slice_,) = [e.evidence for e in run.driven.events if isinstance(e, ev.AuditMismatch) and e.bucket >= 0]
+    assert "of rank 1" in slice_
+    gradient = next(e for e in run.driven.events if isinstance(e, ev.AuditMismatch))
+    assert gradient.microbatch == 2
+    assert "microbatches 2 to 3 of step 1" in gradient.evidence
+
+
+def test_a_rank_that_repeats_a_wrong_gradient_costs_its_replica(fleet: Callable[..., Any]) -> None:
+    """Over a network."""
+    flip = Flip(replica="r2/1", step=2, parameter=0, element=5, bit=30, times=0)
+    run = fleet(
+        replicas=3, ranks=2, steps=STEPS, script=[SCRIPT], flips=[flip], audit="1.0", exchange="c10d", max_restarts=0
+    )
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert set(results) == {f"r{slot}.1-{place}" for slot in range(2) for place in range(2)}, run.logs()
+    for name, each in results.items():
+        assert each == undisturbed(SCRIPT), f"{name}\n{run.logs()}"
+    assert ("r2.1", "persistent", 2) in found(run), run.logs()
+
+
+def test_who_joins_believes_what_the_others_have_found(fleet: Callable[..., Any]) -> None:
+    """Where outlast chooses the share, what was found is part of each rank's state; so is what a certified state holds
+    of its rows."""
+    flip = Flip(replica="r1/1.1", target="parameter", step=2, parameter="1.up.weight", element=300, bit=20)
+    guards = {"agreement": 1, "certify_every": 3}
+    run = fleet(
+        replicas=3, ranks=2, steps=40, script=[SCRIPT, "--guards", json.dumps(guards)], flips=[flip], audit="auto",
+        gates=(4, 20, 36),
+    )  # fmt: skip
+    run.gate(4, "a new replica was served", lambda: run.served("r1.2"))
+    run.gate(20, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(36, "it trained again", lambda: len(run.driven.members) == 3)
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert set(results) == {f"{name}-{place}" for name in ("r0.1", "r1.2", "r2.1") for place in range(2)}, run.logs()
+    assert {each["fingerprint"] for each in results.values()} == {undisturbed(SCRIPT, 40)["fingerprint"]}
+    (verdict,) = [e for e in run.driven.events if isinstance(e, ev.VerdictReached)]
+    assert (verdict.action, verdict.replica, verdict.step) == ("replace", "r1.1", 2), run.logs()
+    assert "1.up.weight" in verdict.evidence

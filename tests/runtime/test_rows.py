@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from outlast.cli import main
 from outlast.core import events as ev
 from outlast.core.phases import Phase
 from outlast.runtime.faults.liars import Lie
@@ -36,6 +37,14 @@ def test_deaths_in_the_exchange_leave_the_bits(fleet: Callable[..., Any]) -> Non
     run.assert_unchanged(survivors={"r0.1", "r2.1"}, recoveries=2)
     assert [a.most_rows for a in admissions(run)] == [1, 2, 2]
     assert all(a.action == "go" for a in admissions(run))
+
+
+@pytest.mark.campaign
+def test_more_replicas_than_rows_own_part_of_one_each(fleet: Callable[..., Any]) -> None:
+    """Dealt by microbatch, one of them owned parts of two rows, and the run waited from its first view on."""
+    run = fleet(replicas=4, steps=3, rule=TRIMMED | {"rows": 3})
+    run.assert_unchanged()
+    assert [(a.action, a.most_rows) for a in admissions(run)] == [("go", 1)]
 
 
 @pytest.mark.campaign
@@ -141,6 +150,19 @@ def test_replicas_of_one_host_lie_together(fleet: Callable[..., Any]) -> None:
     run = fleet(replicas=4, steps=3, rule=TRIMMED, agents=2, fault_domain="host")
     run.assert_unchanged()
     assert [(a.action, a.tolerated, a.most_rows) for a in admissions(run)] == [("go", 0, 2)]
+
+
+@pytest.mark.campaign
+def test_who_waits_for_nobody_is_told_and_helped_by_one_more(fleet: Callable[..., Any]) -> None:
+    run = fleet(kill("r1.1", Phase.GATHER, 3, bucket=0), replicas=4, steps=6, rule=TRIMMED, max_restarts=0)
+
+    def told() -> bool:
+        return any("outlast scale" in e.text for e in run.driven.events if isinstance(e, ev.Notice))
+
+    run.until("it is told", told)
+    assert main(["scale", str(run.driven.run_dir), "--replicas", "5"]) == 0
+    run.assert_unchanged(survivors={"r0.1", "r2.1", "r3.1", "r4.1"}, recoveries=1)
+    assert [a.action for a in admissions(run)] == ["go", "wait", "go"]
 
 
 @pytest.mark.campaign

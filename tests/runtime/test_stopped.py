@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,20 @@ def test_a_stopped_coordinator_is_replaced_and_a_death_does_not_wait_for_it(flee
     assert kernel_state(old)[0] == "X"
     (taken_over,) = [r for r in run.driven.recoveries() if r.cause == "coordinator"]
     assert "it was stopped" in taken_over.detail
+
+
+def test_a_death_is_no_older_than_the_last_look_at_the_living(fleet: Callable[..., Any]) -> None:
+    """Its script had said nothing for long, waiting at a gate: that was no time in which nobody noticed its death."""
+    run = fleet(replicas=2, steps=8, max_restarts=0, gates=(3, 5))
+    run.until("both wait", lambda: len(run.driven.members) == 2 and run.at_gates({run.pid("r0.1"), run.pid("r1.1")}))
+    until_s = time.monotonic() + 1.5
+    run.until("they have been silent for long", lambda: time.monotonic() > until_s)
+    run.strike(run.pid("r1.1"))
+    run.gate(3, "the death was noticed", lambda: run.exited("r1.1"))
+    run.gate(5, "the other went on", lambda: run.driven.members == ["r0.1"])
+    run.assert_unchanged(survivors={"r0.1"}, recoveries=1)
+    (recovery,) = run.driven.recoveries()
+    assert recovery.detect_s < 1.5
 
 
 @pytest.mark.campaign

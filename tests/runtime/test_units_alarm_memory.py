@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.runtime.virtual_host import VirtualHost
 
 from outlast.config import RunConfig
 from outlast.core.protocol import messages as m
@@ -94,11 +95,12 @@ def test_a_replica_on_probation_is_told_to_ask_its_device_first(tmp_path: Path) 
         "OUTLAST_COORDINATOR": "127.0.0.1:1", "OUTLAST_SECRET": "00", "OUTLAST_RUN_DIR": str(tmp_path),
         "OUTLAST_CONFIG": msgspec.json.encode(RunConfig(replicas=2, preload=False)).decode(),
     }  # fmt: skip
-    agent, told = Agent("a0", environ, []), []
-    agent.nursery.start = lambda environ, *_: told.append(environ) or object()  # type: ignore[assignment, func-returns-value]
+    host = VirtualHost()
+    agent = Agent("a0", environ, [], system=host)
     for member, tested in (("r0.1", True), ("r1.1", False)):
         agent._order(m.Spawn(member=member, after_s=0.0, tested=tested))
-        agent._start(member, 0, 0).progress.region.close()
+    agent.agenda.turn()
+    told = [child.environ for child in host.children]
     assert [row["OUTLAST_PROBATION"] for row in told] == ["true", ""]
     here = {**environ, **told[0], "OUTLAST_RUN": "x", "OUTLAST_PARENT": str(os.getppid())}
     for wanted in ("true", ""):

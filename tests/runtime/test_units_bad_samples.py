@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from outlast.core.protocol.fleet.coordinator import Coordinator
 from outlast.core.protocol.fleet.roster import Settings
 from outlast.errors import ConfigError, TrainingError
 from outlast.observe.timeline_rows import timeline
-from outlast.runtime.training._sample_reader import ReadingRow, ReadingRows, started_at
+from outlast.runtime.training._sample_reader import ReadingRow, ReadingRows, SampleReader, started_at
 from outlast.runtime.training._workers import Workers, _lives, memory_left, own_bytes
 from outlast.runtime.training.samples import DataNews, Samples
 from outlast.runtime.training.streams import samples_of
@@ -361,6 +362,25 @@ def test_a_worker_that_an_engine_s_notice_ended_is_not_laid_to_its_sample(
         assert step_of(data, step) == step_of(sound, step)
     assert [(n.what, n.samples) for n in news] == [("died", named)]
     assert ("SIGTERM" in capfd.readouterr().err) == (not named)
+
+
+def test_a_worker_s_end_may_be_told_by_torch_once_more_while_its_exit_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its handler of SIGCHLD, which raises wherever this thread is; that ended the training."""
+    workers = Workers(1, SampleReader([0], list, ReadingRows(1), tolerant=False), ReadingRows(1), lambda: iter(()))
+    worker = SimpleNamespace(sentinel=7, pid=12, exitcode=None)
+    worker.join = lambda within_s: setattr(worker, "exitcode", -int(signal.SIGTERM))
+    told = [True]
+
+    def wait(sentinels: list[int], within_s: float) -> list[int]:
+        if told.pop() if told else False:
+            raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Terminated.")
+        return sentinels
+
+    monkeypatch.setattr("outlast.runtime.training._workers.wait", wait)
+    workers._batches = SimpleNamespace(_workers=[worker])  # type: ignore[assignment]
+    assert workers._died("").text == "a data worker was ended from outside (SIGTERM)"
 
 
 @pytest.mark.process

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.runtime.virtual_host import Puppet, VirtualRun
 
-from outlast.config import resolve
 from outlast.core import events as ev
 from outlast.core.protocol import messages as m
 from outlast.journal import Journal, RunLock
 from outlast.observe import status, why
 from outlast.runtime.host._coordinator_ends import CoordinatorEnds, ended_code
-from outlast.runtime.host.launcher import Launcher
-from outlast.runtime.transport.progress_block import Progress
-from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.save_messages import COORDINATOR_RECORD
 
 STARTED = ev.RunStarted(
@@ -50,30 +48,27 @@ def test_a_coordinator_that_dies_as_it_starts_is_told_by_the_next(tmp_path: Path
 
 
 @pytest.mark.parametrize(("stopping", "outcome", "code"), [("", "failed", 3), ("terminated", "stopped", 143)])
-def test_a_run_whose_last_coordinator_died_has_an_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopping: str, outcome: str, code: int
-) -> None:
+def test_a_run_whose_last_coordinator_died_has_an_end(tmp_path: Path, stopping: str, outcome: str, code: int) -> None:
     """Its exit code was 3 "without a word", and the journal had no end: nobody was left to write it."""
-    started: list[None] = []
-    monkeypatch.setattr(Launcher, "_start_coordinator", lambda self, *_: started.append(None))
-    launcher = Launcher(resolve(cli={}, environ={}), ["true"], tmp_path / "run")
-    told: list[Any] = []
-    launcher.ended = lambda _: told.extend(events_of(tmp_path / "run"))
-    with Journal.create(tmp_path / "run") as journal:
-        journal.append_many([STARTED, PROGRESS])
-    (tmp_path / "run" / "logs").mkdir()
-    (tmp_path / "run" / "logs" / "coordinator.log").write_text("its last words\n")
-    launcher._stopping, launcher._stop_code = stopping, 143
-    while launcher._exit_code is None:
-        launcher._progress = Progress(Region(Progress.SIZE, name="coordinator"))
-        launcher._replace({}, None, None, "it ended by SIGSEGV", 0.1)  # type: ignore[arg-type]
-    launcher._end(RunLock.take(tmp_path / "run"))
+
+    def dies(run: VirtualRun, child: Puppet, number: int) -> None:
+        if number == 1:
+            with Journal.open_writer(tmp_path / "run", lock_fd=os.dup(child.passed("OUTLAST_LOCK_FD"))) as journal:
+                journal.append(PROGRESS)
+            (tmp_path / "run" / "logs" / "coordinator.log").write_text("its last words\n")
+        if stopping:
+            run.host.after(0.1, lambda: run.struck(signal.SIGTERM))
+        run.host.after(0.2, lambda: child.end(by=signal.SIGSEGV))
+
+    run, told = VirtualRun(tmp_path, dies), list[Any]()
+    run.launcher.began_at_s, run.launcher.ended = STARTED.at_s, lambda _: told.extend(run.told())
+    assert run.goes() == code
     *_, finished, ended = events_of(tmp_path / "run")
     assert told[-1] == finished, "it is there to be shown when the run ends"
     assert (finished.outcome, finished.steps, finished.exit_code, ended.exit_code) == (outcome, 5, code, code)
     assert finished.seconds["wall"] > 0
     recoveries = [event for event in told if isinstance(event, ev.Recovery)]
-    assert len(recoveries) == len(started), "the last one had no successor"
+    assert len(recoveries) == len(run.coordinators) - 1, "the last one had no successor"
     assert why(events_of(tmp_path / "run")).gone_steps == 5
     if not stopping:
         assert "could not be kept alive: 9 ended, the last because it ended by SIGSEGV" in finished.detail

@@ -102,6 +102,17 @@ def test_workers_give_the_same_also_after_the_share_changes() -> None:
     assert torch.equal(working.fetch(3, 0), plain.fetch(3, 0))
 
 
+def test_workers_without_a_share_keep_nobody_waiting_and_begin_with_the_next_one() -> None:
+    """Looking ahead for work that never comes held the loop for ever."""
+    plain, working = samples(), samples(num_workers=1)
+    assert torch.equal(working.fetch(0, 1), plain.fetch(0, 1))  # nothing was expected yet
+    working.expect(lambda step: [], 1)
+    assert torch.equal(working.fetch(1, 2), plain.fetch(1, 2))  # an orphan
+    working.expect(lambda step: [0, 3], 2)
+    assert torch.equal(working.fetch(2, 0), plain.fetch(2, 0))
+    assert working._issued, "the workers have been told of the share"
+
+
 class Huge(Noisy):
     """More than could be listed."""
 

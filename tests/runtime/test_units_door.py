@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -17,7 +18,8 @@ from tests.runtime.conftest import readable
 
 from outlast.errors import WireRefusal
 from outlast.runtime.transport import door as _door
-from outlast.runtime.transport.connections import MAX_PEER_FRAME, Call, Connection, PeersLost, decoded, reach
+from outlast.runtime.transport.calls import Call, reach
+from outlast.runtime.transport.connections import MAX_PEER_FRAME, Connection, PeersLost, decoded
 from outlast.runtime.transport.door import ROOM, Door
 from outlast.runtime.transport.handshake import Caller, Doorkeeper, PeerClaim
 from outlast.runtime.transport.mesh import _decoder
@@ -158,6 +160,59 @@ def test_who_proves_nothing_in_time_is_sent_away(entry: Entry, monkeypatch: pyte
     half.close()
 
 
+def test_who_has_proved_himself_while_the_door_slept_is_let_in(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller takes itself for let in once it has said its proof: what ends then is its peer."""
+    caller, accept = Caller(SECRET, "r0.1", CLAIM), entry.door._accept
+    with entry.connect(caller.knock) as sock:
+
+        def stopped_after(most: int) -> None:
+            accept(most)
+            sock.sendall(caller.prove(sock.recv(caller.wanted)))
+            until_s = entry.door._knocked[next(iter(entry.door._knocked))].until_s
+            monkeypatch.setattr(_door.time, "monotonic", lambda: until_s + 1.0)
+
+        monkeypatch.setattr(entry.door, "_accept", stopped_after)
+        entry.door.turn()
+    assert [claim for _, claim in entry.let_in] == [CLAIM]
+    assert not entry.refused
+
+
+def test_who_has_proved_himself_is_not_pushed_out_unheard(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More callers of the run at once than there is room for: the first one's proof came as the last one was let in."""
+    callers = [Caller(SECRET, "r0.1", PeerClaim("mesh", f"r{n}.1", (1, 2))) for n in range(ROOM + 1)]
+    socks = [entry.connect(caller.knock) for caller in callers[:ROOM]]
+    entry.until(lambda: len(entry.door._knocked) == ROOM)
+    accept = entry.door._accept
+
+    def as_it_proves_itself(most: int) -> None:
+        socks[0].sendall(callers[0].prove(socks[0].recv(Caller.wanted)))
+        accept(most)
+
+    monkeypatch.setattr(entry.door, "_accept", as_it_proves_itself)
+    socks.append(entry.connect(callers[ROOM].knock))
+    entry.door.turn()
+    assert [claim.name for _, claim in entry.let_in] == ["r0.1"]
+    assert not entry.refused
+    for sock in socks:
+        sock.close()
+
+
+def test_who_has_another_secret_is_told_so_and_no_crowd_looks_like_that(entry: Entry) -> None:
+    with contextlib.closing(Call(entry.address, OTHER, "r0.1", CLAIM).sock):
+        pass
+    wrong = Call(entry.address, OTHER, "r0.1", CLAIM)
+    entry.until(lambda: entry.refused["a wrongly signed greeting: another run's secret, or another listener's"] == 2)
+    with pytest.raises(WireRefusal, match="does not know this secret") as told:
+        wrong.proved()
+    assert told.value.remedy
+    wrong.sock.close()
+    idle = [entry.connect() for _ in range(ROOM + 1)]
+    entry.until(lambda: entry.refused["too many connections that prove nothing"])
+    assert idle[0].recv(1) == b""
+    for sock in idle:
+        sock.close()
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_another_users_process_is_not_listened_to(entry: Entry) -> None:
     pid = os.fork()
@@ -189,6 +244,45 @@ def test_no_descriptor_is_left_and_then_there_is_one(entry: Entry) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     entry.door.turn()
     entry.until(lambda: call.proved())
+    idle.close()
+    call.sock.close()
+
+
+class ShortOfWatches:
+    """An epoll of a user who may watch no more descriptors just now."""
+
+    def __init__(self, poll: Any, times: int) -> None:
+        self._poll, self.times = poll, times
+
+    def register(self, fd: int, events: int) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._poll.register(fd, events)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._poll, name)
+
+
+def test_no_watch_is_left_and_then_there_is_one(entry: Entry) -> None:
+    """The thread of a member's door, and the coordinator, outlive it; who was let go calls again."""
+    idle = entry.connect()
+    entry.until(lambda: entry.door._silent)
+    poll: Any = ShortOfWatches(entry.door._poll, times=2)
+    entry.door._poll = poll
+    for _ in range(2):
+        early = Call(entry.address, SECRET, "r0.1", CLAIM)
+        entry.door.turn()
+        assert entry.door.patience_s < 1
+        with pytest.raises(ConnectionError):
+            early.proved()
+        early.sock.close()
+        assert not readable(entry.door.fileno(), 0), "it would be looked at without an end"
+        entry.door.turn()
+    assert poll.times == 0
+    call = Call(entry.address, SECRET, "r0.1", CLAIM)
+    entry.until(lambda: call.proved())
+    assert idle.recv(1) == b"", "who waited gave its watch back"
     idle.close()
     call.sock.close()
 

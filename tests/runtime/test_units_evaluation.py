@@ -166,7 +166,11 @@ class Member:
     """One member's side: `SharedEvaluations` in a view, driven by a generator of its own in this thread."""
 
     def __init__(self, wire: Wire, name: str, wanted: Evaluation) -> None:
-        self.wire, self.env, self.wanted = wire, type("Env", (), {"me": name, "width": 1})(), wanted
+        self.wire, self.env, self.wanted = (
+            wire,
+            type("Env", (), {"me": name, "at_a_time": 1, "tensor_parallel": 1})(),
+            wanted,
+        )
         self.member, self.lock, self.computed = self, _Lock(), []
         self.committed, self.formed_in = 7, -1
         self.on_formed: Any = lambda: None

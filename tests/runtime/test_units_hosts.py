@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.runtime.far_members import SECRET, Far
 
 from outlast.config import resolve
-from outlast.core.protocol import StepTime, View, ViewId
+from outlast.core.protocol import StepTime, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import Awaited, HostHere
 from outlast.errors import ConfigError, WireRefusal
@@ -21,14 +21,11 @@ from outlast.prove.host_namespaces import shared_in
 from outlast.runtime.coordinator._hosts import Hosts
 from outlast.runtime.host._replica_ranks import Rank, free_number
 from outlast.runtime.host.joined import read_secret
-from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport import endpoints
-from outlast.runtime.transport.connections import Listener, PeersLost, reach
+from outlast.runtime.transport.calls import reach
+from outlast.runtime.transport.connections import Listener, PeersLost
 from outlast.runtime.transport.frames import Heartbeat
 from outlast.runtime.transport.handshake import OTHER_RUN, PeerClaim
-from outlast.runtime.transport.mesh import Mesh
-
-SECRET = b"s" * 32
 
 
 def here(agent: str = "h1:aa", **more: Any) -> HostHere:
@@ -49,11 +46,13 @@ def known(*agents: str, beats: int = 20) -> Hosts:
     return hosts
 
 
-def looks(hosts: Hosts, upto_s: float, begin_s: float = 10.0) -> list[tuple[float, str]]:
-    """(when, whose silence) while somebody looks ten times a second."""
+def looks(hosts: Hosts, upto_s: float, begin_s: float = 10.0, beats: tuple[str, ...] = ()) -> list[tuple[float, str]]:
+    """(when, whose silence) while somebody looks ten times a second, and these agents beat as often."""
     found = []
     for tick in range(1, round((upto_s - begin_s) * 10) + 1):
         at_s = begin_s + tick / 10
+        for agent in beats:
+            hosts.heard(agent, Heartbeat(sender=agent, sent_s=0.0), at_s)
         found += [(round(at_s, 1), silent.agent) for silent in hosts.look(at_s)]
     return found
 
@@ -73,6 +72,62 @@ def test_who_is_awaited_before_any_deadline_is_known_is_given_up_as_soon() -> No
     hosts = known("h1:aa", "h2:aa")
     hosts.heard("h2:aa", Awaited(member="r2.1", missing=("r1.1",)), 10.1)
     assert looks(hosts, 12.0) == [(10.7, "h1:aa")]
+
+
+def test_who_holds_up_the_end_of_a_view_is_awaited_by_the_coordinator_itself() -> None:
+    """Of two hosts that lose their power at once, a member may have waited for one only."""
+    hosts = known("h1:aa", "h2:aa")
+    assert hosts.look(10.1, ("r2.1",)) == []
+    assert looks(hosts, 12.0) == [(10.7, "h2:aa")]
+
+
+def test_who_hears_of_nobody_is_cut_off_itself() -> None:
+    """For a while no host is given up; then all are. When one is heard again, the others have time for it too."""
+    hosts = known("h1:aa", "h2:aa", "h3:aa")
+    assert looks(hosts, 69.9) == []
+    assert looks(hosts, 70.2, 69.9) == [(70.1, "h1:aa"), (70.1, "h2:aa"), (70.1, "h3:aa")]
+    hosts = known("h1:aa", "h2:aa", "h3:aa")
+    assert looks(hosts, 30.0) == []
+    found = looks(hosts, 31.0, 30.0, ("h1:aa",)) + looks(hosts, 36.0, 31.0, ("h1:aa", "h2:aa"))
+    assert found == [(35.2, "h3:aa")]
+
+
+@pytest.mark.parametrize("pause_s", [0.9, 1.2, 2.0])
+def test_who_fell_silent_before_the_others_did_is_not_excused_with_them(pause_s: float) -> None:
+    """The path to the one that lives carries a word so seldom that each pause looks like being cut off."""
+    hosts = Hosts(8, 0.5, 5.0, "here", lambda member: {"r1.1": "h1:aa", "r2.1": "h2:aa"}.get(member, ""))
+    for agent in ("h1:aa", "h2:aa"):
+        assert hosts.take(here(agent), 0.0) == (None, None)
+    for beat in range(1, 40):
+        for agent in ("h1:aa", "h2:aa")[int(beat > 10) :]:
+            hosts.heard(agent, Heartbeat(sender=agent, sent_s=0.0), beat * pause_s)
+        hosts.heard("h2:aa", waits("r1.1"), beat * pause_s)
+        found = looks(hosts, (beat + 1) * pause_s - 0.1, beat * pause_s)
+        if found:
+            break
+    assert [agent for _, agent in found] == ["h1:aa"]
+    assert found[0][0] - 10 * pause_s < 5.0 + 2 * pause_s
+
+
+def test_who_comes_in_place_of_hosts_that_are_silent_is_taken() -> None:
+    """All of them have lost their power, and this process takes itself for cut off; so does it amid those who come."""
+    hosts = Hosts(2, 0.5, 5.0, "here", lambda member: "")
+    for agent in ("h1:aa", "h2:aa"):
+        assert hosts.take(here(agent), 10.0) == (None, None)
+    assert looks(hosts, 20.0) == []
+    assert hosts.take(here("h3:aa"), 20.0) == (None, None)
+    assert looks(hosts, 21.0, 20.0, ("h3:aa",)) == []
+    assert hosts.take(here("h4:aa"), 21.0) == (None, None)
+    _, refused = hosts.take(here("h5:aa"), 21.0)
+    assert refused is not None
+    assert looks(hosts, 30.0, 21.0, ("h3:aa", "h4:aa")) == [(25.2, "h1:aa"), (25.2, "h2:aa")]
+
+
+def test_connections_that_end_are_no_sign_of_being_cut_off() -> None:
+    hosts = known("h1:aa", "h2:aa")
+    for agent in ("h1:aa", "h2:aa"):
+        hosts.hung_up(agent)
+    assert {agent for _, agent in looks(hosts, 12.0)} == {"h1:aa", "h2:aa"}
 
 
 def test_a_host_that_is_often_silent_is_given_longer() -> None:
@@ -111,12 +166,12 @@ def recalled(at_s: float, floor_s: float = 0.5) -> Hosts:
 
 
 def test_a_host_has_time_to_turn_to_who_has_taken_over_from_when_it_can() -> None:
-    assert looks(recalled(10.0), 13.0) == [(12.1, "h1:aa")]
-    assert looks(recalled(10.0, floor_s=1.5), 14.0) == [(13.1, "h1:aa")]
+    assert looks(recalled(10.0), 13.0, beats=("h2:aa",)) == [(12.1, "h1:aa")]
+    assert looks(recalled(10.0, floor_s=1.5), 14.0, beats=("h2:aa",)) == [(13.1, "h1:aa")]
     hosts = recalled(10.0)
-    assert looks(hosts, 11.0) == []
+    assert looks(hosts, 11.0, beats=("h2:aa",)) == []
     hosts.look(11.8)  # 0.8 s in which nobody could be heard, but for 0.25 s
-    assert looks(hosts, 13.5, 11.8) == [(12.6, "h1:aa")]
+    assert looks(hosts, 13.5, 11.8, ("h2:aa",)) == [(12.6, "h1:aa")]
 
 
 def test_connections_that_all_end_are_word_enough() -> None:
@@ -232,35 +287,6 @@ def test_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:
     for wrong in ("ab" * 8, "not hexadecimal"):
         with pytest.raises(ConfigError, match="no secret of a run"):
             read_secret(None, wrong)
-
-
-class Far:
-    """Two members of one machine that take each other for another one's."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.listeners = [Listener("far", name, SECRET, network="127.0.0.1") for name in ("r0.1", "r1.1")]
-        monkeypatch.setattr("outlast.runtime.transport.endpoints.place_here", lambda: "elsewhere")
-        self.addresses = {each.me: each.address for each in self.listeners}
-
-    def mesh(self, index: int) -> Mesh:
-        return Mesh(
-            self.listeners[index], View(id=ViewId(1, 1), members=("r0.1", "r1.1")), self.addresses, None,
-            wake_fd=os.eventfd(0, os.EFD_NONBLOCK), abandoned=lambda: False, patience=lambda phase: 30.0,
-            on_stall=lambda *_: None, probe=Probe(f"r{index}.1", None),
-        )  # fmt: skip
-
-    def formed(self) -> list[Mesh]:
-        """Both members' ends of a view."""
-        meshes = [self.mesh(index) for index in (0, 1)]
-        other = threading.Thread(target=meshes[1].form)
-        other.start()
-        meshes[0].form()
-        other.join(30)
-        return meshes
-
-    def close(self) -> None:
-        for each in self.listeners:
-            each.close()
 
 
 def test_a_view_forms_over_the_network_and_strangers_reach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,22 +9,20 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from tests.runtime.test_units_port import SECRET, with_server
+from tests.runtime.virtual_host import Puppet, VirtualRun
 
 from outlast.cli import _run
 from outlast.config import RunConfig, encoded, resolve
 from outlast.core import events as ev
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import Briefing, HostHere, Turned
-from outlast.journal import Journal
-from outlast.runtime.coordinator._hosts import last_heard_of, of_another_run
+from outlast.runtime.coordinator._hosts import CUT_OFF, last_heard_of, of_another_run
 from outlast.runtime.coordinator.server import Server
-from outlast.runtime.host._children import Exit
 from outlast.runtime.host.agent import Agent
 from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.host.silence import excused
@@ -111,6 +109,23 @@ def test_who_is_turned_away_is_hung_up_on_and_nothing_more_of_it_is_obeyed(
     with_hosts(tmp_path, monkeypatch, play)
 
 
+def test_connections_outlast_a_path_that_is_cut_for_as_long_as_no_host_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end of a host's connections is a word about it, and the kernel's patience is none."""
+
+    async def play(server: Server, address: tuple[str, int]) -> None:
+        link = await asyncio.to_thread(Link, address, SECRET, "agent", "h1:aa", 30.0, "new")
+        link.send(here("h1:aa"))
+        assert isinstance(await asyncio.to_thread(link.receive, _decoder), Briefing)
+        sock = server.port.writers["h1:aa"]._writer.get_extra_info("socket")
+        idle_s = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+        assert idle_s > CUT_OFF * CONFIG.host_silence_s
+        link.close()
+
+    with_hosts(tmp_path, monkeypatch, play)
+
+
 def test_only_an_agent_may_not_know_its_run() -> None:
     assert of_another_run("new", 1, PeerClaim("agent", "h1:aa")) is None
     for role in ("member", "launcher"):
@@ -129,7 +144,7 @@ def agent(tmp_path: Path) -> tuple[Agent, socket.socket]:
     link = object.__new__(Link)
     link.sock, link._mine, link._theirs, link._sending = near, Seal(KEY), Seal(KEY), threading.Lock()
     made = Agent("h1:aa", environ, [sys.executable, "train.py"])
-    made.link, made.epoch = link, 9
+    made.line.link, made.epoch = link, 9
     made.pending.add("r0.1")
     return made, far
 
@@ -143,7 +158,7 @@ def test_an_agent_obeys_no_order_that_was_changed_on_its_way_and_says_so(
     whole[-CODE_BYTES - 1] ^= 1
     far.sendall(whole)
     mine._receive()
-    assert (mine.link, mine.pending, mine.epoch) == (None, {"r0.1"}, 9)
+    assert (mine.line.link, mine.pending, mine.epoch) == (None, {"r0.1"}, 9)
     assert f"from the coordinator: {FORGED}" in capsys.readouterr().err
     far.close()
 
@@ -169,7 +184,7 @@ def test_an_agent_ends_where_another_run_is_and_takes_no_order_of_it(
     assert "outlast:" in capsys.readouterr().err
     mine._disconnected()
     mine._connect()
-    assert mine.link is None
+    assert mine.line.link is None
     far.close()
 
 
@@ -195,25 +210,19 @@ def launcher(tmp_path: Path, **given: Any) -> Launcher:
 
 
 @pytest.mark.parametrize("code", [4, 1])
-def test_a_run_that_does_not_take_its_own_agent_ends_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    mine, told, started = launcher(tmp_path), [], []  # type: ignore[var-annotated]
-    Journal.create(tmp_path).close()
-    monkeypatch.setattr(Launcher, "_tell", lambda self, messages, timeout_s=2.0: told.extend(messages))
-    monkeypatch.setattr(Launcher, "_start_agent", lambda self, environ, name: started.append(name))
-    how = Exit(code=code, signal=None)
-    agent = SimpleNamespace(
-        name="a0", child=SimpleNamespace(reap=lambda: how), blocks=SimpleNamespace(close=lambda *_: ())
-    )
-    mine._agents.append(agent)  # type: ignore[arg-type]
-    mine._agent_ended(agent, {})  # type: ignore[arg-type]
+def test_a_run_that_does_not_take_its_own_agent_ends_with_the_reason(tmp_path: Path, code: int) -> None:
+    def ends(run: VirtualRun, child: Puppet, number: int) -> None:
+        if number == 1:
+            run.host.after(1.0, lambda: child.end(code))
+
+    run = VirtualRun(tmp_path, lambda run, child, _: run.host.after(3.0, lambda: run.finish(child, code)), ends)
+    assert run.goes() == code
     if code == 4:
-        [stop] = told
-        assert (stop.exit_code, mine._stop_code, started) == (4, 4, [])
+        [stop] = run.calls.all(m.Stop)
+        assert (stop.exit_code, len(run.agents)) == (4, 1)
         assert "agent-a0.log" in stop.reason
     else:
-        assert (told, started) == ([], ["a0.2"])
+        assert (run.calls.all(m.Stop), len(run.agents)) == ([], 2)
 
 
 def test_a_run_inside_a_replica_of_several_hosts_is_none_of_theirs(

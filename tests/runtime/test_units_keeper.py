@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,10 +13,10 @@ import msgspec
 import pytest
 import torch
 
-from outlast.checkpoint import CheckpointEngine
+from outlast.checkpoint import CheckpointEngine, LocalStore, heads
 from outlast.config import RunConfig
 from outlast.core import events as ev
-from outlast.core.policy import RunRecord
+from outlast.core.policy import RunRecord, VacancyPolicy
 from outlast.core.protocol import Coordinator, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.roster import Peer
@@ -168,6 +169,73 @@ def test_who_may_have_been_followed_publishes_and_removes_nothing_until_the_clai
     asyncio.run(scene())
 
 
+class Timers:
+    """A loop that tells which of its timers were cancelled."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._made = loop, list[tuple[str, asyncio.TimerHandle]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def call_later(self, delay_s: float, call: Any, *args: Any) -> asyncio.TimerHandle:
+        made = self._loop.call_later(delay_s, call, *args)
+        self._made.append((call.__name__, made))
+        return made
+
+    def of(self, name: str) -> list[bool]:
+        return [handle.cancelled() for called, handle in self._made if called == name]
+
+
+def test_a_publication_that_waited_until_the_claim_was_in_doubt_is_made_only_when_it_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on its thread already, and nothing looked again before the head was written."""
+    held, tried = [True], list[bool]()
+    monkeypatch.setattr(Journal, "held", property(lambda self: held[0]))
+    monkeypatch.setattr("outlast.runtime.coordinator._save_commits._UNHELD_S", 0.0)
+
+    async def scene() -> None:
+        office = Office(tmp_path)
+        await office.installed(1, "r0.1")
+        engine, archive, store = CheckpointEngine(str(office.place), run="mine"), office.keeper.archive, office.place
+        assert archive is not None
+
+        def begun(phase: Any, step: int) -> None:
+            if not tried:
+                held[0] = False
+            tried.append(held[0])
+
+        monkeypatch.setattr(archive, "_probe", begun)
+        timers = Timers(office.keeper._loop)
+        monkeypatch.setattr(office.keeper, "_loop", timers)
+        handle = engine.save(4, {"w": torch.ones(500)}, view=(1, 1))
+        assert handle is not None
+        office.keeper.received("r0.1", done(handle.save, handle.durable.result(20)))
+        while not tried:
+            await asyncio.sleep(0)
+        archive.publisher.submit(int).result(20)  # what was begun has ended
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert LocalStore(str(store)).generations() == []
+        assert timers.of("_unanswered") == [True], "no patience with the store outlives the attempt it was for"
+        archive.certify(0)
+        archive.publisher.submit(int).result(20)
+        held[0] = True
+        while not office.said("checkpoint_saved"):
+            await asyncio.sleep(0)
+        assert LocalStore(str(store)).generations() == [0]
+        assert tried == [False, True, True]  # begun, begun again, done
+        assert not office.said("checkpoint_failed")
+        archive.publisher.submit(int).result(20)
+        assert [head.certified for head in heads(LocalStore(str(store)))[0]] == [True], "what was to be done then"
+        assert not [fields["note"] for fields in office.said("checkpoint_pruned") if fields["note"]]
+        await office.close()
+        engine.close()
+
+    asyncio.run(scene())
+
+
 async def published(office: Office, engine: CheckpointEngine, step: int, asked: int) -> None:
     """The only writer's save of this step, with the request that it answers."""
     handle = engine.save(step, {"w": torch.ones(500)}, view=(1, 1))
@@ -285,6 +353,57 @@ def test_deaths_ask_for_spares_where_that_is_left_to_outlast(tmp_path: Path, aut
             assert office.handled == [m.SparesWorth(number=1, reason=reason)]
         else:
             assert office.handled == []
+        await office.close()
+
+    asyncio.run(scene())
+
+
+def listens(office: Office, event: m.SaveAwaited) -> None:
+    """As the machine does."""
+    office.handled.append(event)
+    office.coordinator.shortage.saving = event.waits
+
+
+@pytest.mark.parametrize("on_vacancy", ["shrink", "wait"])
+def test_who_waits_for_lost_replicas_hears_that_a_stop_waits_for_its_save(tmp_path: Path, on_vacancy: Any) -> None:
+    """And that all are to leave, whoever may come; of a run that never waits nothing is said."""
+    vacancies = VacancyPolicy(kind=on_vacancy)
+
+    async def scene() -> None:
+        office = Office(tmp_path)
+        c, engine = office.coordinator, CheckpointEngine(str(office.place), run="mine")
+        c.settings = dataclasses.replace(c.settings, vacancies=vacancies)
+        office.keeper._handle = lambda event: listens(office, event)
+        await office.installed(1, "r0.1")
+        c.roster.peers["r2.1"] = Peer(name="r2.1", agent="a0", status="spawning")
+        c.roster.mark("r2.1", "fresh")
+        waits, over = ([m.SaveAwaited(waits=w)] if on_vacancy == "wait" else [] for w in (True, False))
+        went = list[Any]()
+        assert office.keeper.before(m.Leaving(member="r0.1"), went.append)
+        assert (office.handled, went) == (waits, [])
+        await published(office, engine, 4, asked=office.number())
+        assert (office.handled, went) == (waits + over, [m.Departing(members=("r0.1",))])
+        office.keeper._going.clear()
+        assert office.keeper.before(m.Stop(reason="terminated"), went.append)
+        assert office.handled == waits + over + waits
+        engine.close()
+        await office.close()
+
+    asyncio.run(scene())
+
+
+def test_who_is_to_leave_is_all_that_are_left_after_a_death(tmp_path: Path) -> None:
+    async def scene() -> None:
+        office = Office(tmp_path)
+        c = office.coordinator
+        c.settings = dataclasses.replace(c.settings, min_replicas=2)
+        office.keeper._handle = lambda event: listens(office, event)
+        await office.installed(1, "r0.1", "r1.1")
+        assert office.keeper.before(m.Leaving(member="r0.1"), lambda message: None)
+        assert office.handled == []
+        await office.installed(2, "r0.1")
+        await asyncio.sleep(0)
+        assert office.handled == [m.SaveAwaited(waits=True)]
         await office.close()
 
     asyncio.run(scene())

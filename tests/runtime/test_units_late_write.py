@@ -74,6 +74,11 @@ def both(first: Callable[[], object], second: Callable[[], object]) -> None:
     assert not thread.is_alive()
 
 
+def reduced(plane: NetworkPlane) -> None:
+    plane._await_sums(0)
+    plane._order.arrived()
+
+
 @pytest.fixture
 def sides(request: pytest.FixtureRequest) -> Any:
     run_id, secret, numel = secrets.token_hex(4), secrets.token_bytes(16), getattr(request, "param", NUM)
@@ -133,11 +138,11 @@ def test_a_late_outcome_changes_nothing_that_is_in_use(sides: tuple[Side, Side])
     """It is received where the optimizer reads it: who abandons it leaves the tensor to it."""
     early, late = sides
     both(lambda: early.offer().done.wait(30), lambda: late.offer().done.wait(30))
-    early.plane._reduce(0)
+    reduced(early.plane)
     outcome = early.out[0]
     early.leave()
     unchanged = use_again(early, outcome)
-    late.plane._reduce(0)
+    reduced(late.plane)
     assert late.plane._gathering[0].done.wait(30)
     dropped()
     lo, hi = early.plane.ranges[0][1]
@@ -150,12 +155,12 @@ def test_who_leaves_ends_what_is_under_way_here_and_at_its_peers(sides: tuple[Si
     """No wait of the group's timeout: nothing can write any more, and the threads of both sides are free."""
     early, late = sides
     both(lambda: early.offer().done.wait(30), lambda: late.offer().done.wait(30))
-    early.plane._reduce(0)
+    reduced(early.plane)
     early.leave()
     dropped()
 
     def go_on() -> None:
-        late.plane._reduce(0)
+        reduced(late.plane)
         assert late.plane._gathering[0].done.wait(30)
         late.plane._gathering[0].result()
 
@@ -207,7 +212,7 @@ def test_who_died_before_it_took_my_slice_ends_the_view_and_nothing_else(sides: 
     dropped()
     lost(early)
     with contextlib.suppress(ViewAbandoned):
-        early.plane._reduce(0)
+        reduced(early.plane)
     with pytest.raises(ViewAbandoned):
         early.plane.finish()
     early.leave()

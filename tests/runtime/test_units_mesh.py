@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import secrets
+import select
+import socket
+import sys
 import threading
 import typing
 from collections.abc import Callable
@@ -15,16 +20,20 @@ import pytest
 from tests.runtime.conftest import readable
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import RollEntry, View, ViewId
-from outlast.core.protocol.step.verdict import Act, AskAll, ChannelName, Course
+from outlast.core.protocol import Header, RollEntry, View, ViewId
+from outlast.core.protocol.step.effects import Act, AskAll, ChannelName, Course
 from outlast.errors import ViewAbandoned
 from outlast.runtime.settings.fault_points import Probe
-from outlast.runtime.transport import mesh as connections_of_a_view
+from outlast.runtime.transport import calls as calls_of_members
+from outlast.runtime.transport import connections
 from outlast.runtime.transport import peer_messages as messages
-from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
+from outlast.runtime.transport.calls import Call
+from outlast.runtime.transport.connections import Connection, Listener, PeersLost
+from outlast.runtime.transport.door import ROOM
 from outlast.runtime.transport.handshake import PeerClaim
-from outlast.runtime.transport.mesh import Mesh, _decoder, _Hi
-from outlast.runtime.transport.peer_messages import Roll
+from outlast.runtime.transport.mesh import Mesh, _decoder
+from outlast.runtime.transport.peer_messages import Final, HeaderSaid, Hi, Roll
+from outlast.runtime.transport.regions import Region
 from outlast.runtime.view.courses import carry_out
 
 MEMBERS = ("r0.1", "r1.1")
@@ -38,10 +47,10 @@ class Side:
         self.addresses: dict[str, str] = {}
         self.meshes: list[Mesh] = []
 
-    def mesh(self, n: int, abandoned: Callable[[], bool] = lambda: False) -> Mesh:
+    def mesh(self, n: int, abandoned: Callable[[], bool] = lambda: False, region: Region | None = None) -> Mesh:
         self.meshes.append(
             Mesh(
-                self.listener, View(id=ViewId(1, n), members=MEMBERS), self.addresses, None,
+                self.listener, View(id=ViewId(1, n), members=MEMBERS), self.addresses, region,
                 wake_fd=os.eventfd(0, os.EFD_NONBLOCK), abandoned=abandoned, patience=lambda phase: 30.0,
                 on_stall=lambda *_: None, probe=Probe(self.listener.me, None),
             )
@@ -62,14 +71,19 @@ def sides() -> Any:
         side.listener.close()
 
 
+def hung_up(sock: socket.socket, patience_s: float) -> bool:
+    """Whether the other end lets go of this one in time."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(1000 * patience_s))
+
+
 def test_every_message_of_a_view_can_be_read() -> None:
     """One that a sender has and the readers do not know would end the connection, and look like a broken one."""
-    values = [value for module in (connections_of_a_view, messages) for value in vars(module).values()]
-    kinds = [value for value in values if isinstance(value, type) and issubclass(value, msgspec.Struct)]
-    homes = {connections_of_a_view.__name__, messages.__name__}
-    sent = {kind for kind in kinds if kind.__module__ in homes and kind.__struct_config__.tag is not None}
+    kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    sent = {kind for kind in kinds if kind.__module__ == messages.__name__ and kind.__struct_config__.tag is not None}
     assert {kind.__name__ for kind in sent} >= {"HeaderSaid", "SettingsSeen", "Parts"}
-    assert sent == set(typing.get_args(connections_of_a_view._Frame))
+    assert sent == set(typing.get_args(messages.Frame))
 
 
 class Follower(threading.Thread):
@@ -133,13 +147,168 @@ def test_who_comes_early_and_silently_is_heard_later(sides: list[Side]) -> None:
     thread.join(30)
     view2.close()
     hi = Connection(call.sock, "r0.1", _decoder)
-    hi.send(_Hi())
+    hi.send(Hi())
     last = first.mesh(3)
     thread = threading.Thread(target=last.form, daemon=True)  # had the peer been hung up on, it would wait for ever
     thread.start()
     thread.join(30)
     hi.close()
     assert not thread.is_alive()
+
+
+def test_who_was_pushed_out_between_its_call_and_its_knock_calls_again(
+    sides: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crowd came while the caller waited for a processor: that is no sign of the peer's death."""
+    first, second = sides
+    crowd, knock = list[socket.socket](), Call._knock
+
+    def late(call: Call, bound: bytes) -> None:
+        if not crowd:
+            for _ in range(ROOM + 1):
+                crowd.append(socket.socket(socket.AF_UNIX))
+                crowd[-1].connect("\0" + first.listener.address)
+            assert hung_up(call.sock, 20)
+        knock(call, bound)
+
+    monkeypatch.setattr(Call, "_knock", late)
+    thread = threading.Thread(target=first.mesh(1).form)
+    thread.start()
+    second.mesh(1).form()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert "too many connections that prove nothing" in first.listener.refused
+    for idle in crowd:
+        idle.close()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
+def test_a_want_at_this_end_is_no_death_at_the_other(
+    sides: list[Side], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As when a crowd at this member's own door has just taken the last descriptor."""
+    first, second = sides
+    failed, there = list[str](), calls_of_members.caller_for
+
+    def short(address: str) -> Any:
+        if not failed:
+            failed.append(address)
+            raise OSError(number, os.strerror(number))
+        return there(address)
+
+    monkeypatch.setattr(calls_of_members, "caller_for", short)
+    thread = threading.Thread(target=first.mesh(1).form)
+    thread.start()
+    second.mesh(1).form()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert failed == [first.listener.address]
+
+
+def forms_with_regions(sides: list[Side]) -> None:
+    """A view in which each member has memory to show; then both have the other's, and have spoken."""
+    regions = [Region(4096) for _ in sides]
+    for number, region in enumerate(regions):
+        region.map[:1] = bytes([number + 1])
+
+    def forms(side: Side, region: Region) -> None:
+        mesh = side.mesh(1, region=region)
+        mesh.form()
+        mesh.everyone(Final(3), Phase.FINAL)
+
+    thread = threading.Thread(target=forms, args=(sides[0], regions[0]))
+    thread.start()
+    forms(sides[1], regions[1])
+    thread.join(30)
+    assert not thread.is_alive()
+    known = [side.listener.regions[peer].map[0] for side, peer in zip(sides, reversed(MEMBERS), strict=True)]
+    assert known == [2, 1]
+
+
+@pytest.mark.parametrize("number", [errno.ETOOMANYREFS, errno.ENOBUFS, errno.EAGAIN])
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_region_that_the_kernel_does_not_pass_on_just_now_is_passed_on_later(
+    sides: list[Side], monkeypatch: pytest.MonkeyPatch, number: int, times: int
+) -> None:
+    """As where the user has too many descriptors under way. A view without it would end in a KeyError."""
+    failed, sendmsg = list[int](), socket.socket.sendmsg
+
+    def short(sock: socket.socket, *said: Any) -> int:
+        if len(failed) < times:
+            failed.append(sock.fileno())
+            raise OSError(number, os.strerror(number))
+        return sendmsg(sock, *said)
+
+    monkeypatch.setattr(socket.socket, "sendmsg", short)
+    forms_with_regions(sides)
+    assert len(failed) == times
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_region_for_which_there_was_no_descriptor_is_sent_again(
+    sides: list[Side], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    cut, recvmsg = list[int](), socket.socket.recvmsg
+
+    def short(sock: socket.socket, *room: Any) -> Any:
+        data, ancillary, flags, address = recvmsg(sock, *room)
+        if not ancillary or len(cut) >= times:
+            return data, ancillary, flags, address
+        [(_, _, body)] = ancillary
+        cut.append(int.from_bytes(body[:4], sys.byteorder))
+        os.close(cut[-1])
+        return data, [], flags | socket.MSG_CTRUNC, address
+
+    monkeypatch.setattr(socket.socket, "recvmsg", short)
+    forms_with_regions(sides)
+    assert len(cut) == times
+
+
+def test_a_region_that_there_is_no_memory_to_map_is_sent_again(
+    sides: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = list[int]()
+
+    def short(size: int, fd: int) -> Region:
+        if not failed:
+            failed.append(fd)
+            os.close(fd)
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return Region(size, fd=fd)
+
+    monkeypatch.setattr(connections, "Region", short)
+    forms_with_regions(sides)
+    assert failed
+
+
+def test_a_process_at_its_limit_of_descriptors_knows_that_it_was_sent_one(sides: list[Side]) -> None:
+    """What the kernel says then. A second try finds room, and what was already waiting goes before it."""
+    listener, region = sides[0].listener, Region(4096)
+    near, far = socket.socketpair(socket.AF_UNIX)
+    sender, receiver = Connection(near, "r0.1", _decoder), Connection(far, "r1.1", _decoder)
+    sender.send(Hi(), region.fd)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(next_fd := os.dup(near.fileno()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd, limits[1]))
+    try:
+        heard = list(receiver.read())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert heard == [Hi()]
+    assert receiver.fds == []
+    assert not listener.keep_region(receiver)
+    sender.pending += framed(Final(3))
+    assert sender.send(Hi(), region.fd)
+    assert list(receiver.read()) == [Final(3), Hi()]
+    assert listener.keep_region(receiver)
+    assert "r1.1" in listener.regions
+    sender.close()
+    receiver.close()
+
+
+def framed(message: Any) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "big") + body
 
 
 def test_that_others_wait_is_said_again_and_again_beside_the_deadline(sides: list[Side]) -> None:
@@ -157,6 +326,9 @@ WORDS: dict[ChannelName, Any] = {
     "parts": (("weight", 5),),
     "slices": {(0, "r0.1"): (1, 2)},
     "vote": "r1.1",
+    "prints": b"packed",
+    "header": HeaderSaid(Header(member="", step=4, view=ViewId(1, 2), heard=1), (b"a buffer",)),
+    "final": 4,
     "closer look": (),
 }
 
@@ -170,6 +342,9 @@ def test_all_that_a_course_may_ask_is_said_and_heard(sides: list[Side]) -> None:
         for name, mine in WORDS.items():
             heard.append((yield AskAll(-1 if name == "roll" else 4, {name: mine}, roll=True)))
         heard.append((yield AskAll(4, {"orders": 3}, turn=1)))
+        assert (yield AskAll(5, {"vote": "r0.1"}, half="say")) == {}
+        heard.append((yield AskAll(6, {"vote": "r1.1"})))
+        heard.append((yield AskAll(5, {"vote": "r0.1"}, half="hear")))
         yield Act(what="rest")
         return heard
 
@@ -187,5 +362,8 @@ def test_all_that_a_course_may_ask_is_said_and_heard(sides: list[Side]) -> None:
     other.join(30)
     expected = [{name: dict.fromkeys(MEMBERS, mine)} for name, mine in WORDS.items()]
     for name in MEMBERS:
-        assert found[name] == [*expected, {"orders": dict.fromkeys(MEMBERS, 3)}]
+        votes = [{"vote": dict.fromkeys(MEMBERS, vote)} for vote in ("r1.1", "r0.1")]
+        assert found[name] == [*expected, {"orders": dict.fromkeys(MEMBERS, 3)}, *votes]
         assert found[f"{name} did"] == "rest"
+    for side, peer in zip(sides, reversed(MEMBERS), strict=True):
+        assert side.meshes[-1].waits.told()[peer].exchanges == 1, "when the other's header came was measured"

@@ -15,8 +15,9 @@ from outlast.runtime.coordinator._bookkeeping import Bookkeeping
 from outlast.runtime.member._parts_meter import PartsMeter
 from outlast.runtime.transport.connections import Connection
 from outlast.runtime.transport.frames import Heartbeat
-from outlast.runtime.transport.mesh import _decoder, _Hi
+from outlast.runtime.transport.mesh import _decoder
 from outlast.runtime.transport.pair_waits import PairWaits
+from outlast.runtime.transport.peer_messages import Hi
 
 
 class Clock:
@@ -90,8 +91,8 @@ def test_what_tcp_sent_outlives_its_connection_and_sockets_of_one_machine_count_
     waits = PairWaits()
     waits.conns = {"tcp": Connection(here, "tcp", _decoder), "unix": Connection(near, "unix", _decoder)}
     for conn in waits.conns.values():
-        conn.send(_Hi())
-        conn.send(_Hi())
+        conn.send(Hi())
+        conn.send(Hi())
     before = waits.told()
     assert before["tcp"].segments >= 1
     assert before["tcp"].resent == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -19,15 +21,19 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import Awaited, HostHere
 from outlast.errors import WireRefusal
 from outlast.journal import Journal
+from outlast.runtime.coordinator import _port
 from outlast.runtime.coordinator._authority import check_speaker
+from outlast.runtime.coordinator._port import Port
+from outlast.runtime.coordinator._refusals import Refusals
 from outlast.runtime.coordinator.server import Server
 from outlast.runtime.transport.door import ROOM, Door
 from outlast.runtime.transport.frames import MAX_FRAME, Heartbeat, Link, frame, frame_length
-from outlast.runtime.transport.handshake import Role
+from outlast.runtime.transport.handshake import PeerClaim, Role
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.save_messages import FROM_MEMBER, SaveAsked, SaveCertified
 from outlast.runtime.transport.seal import CODE_BYTES, FORGED, LENGTH_CODE_BYTES
+from outlast.runtime.transport.tls import Tls
 
 SECRET = b"s" * 32
 TWO = RunConfig(replicas=2)
@@ -35,7 +41,10 @@ Address = tuple[str, int]
 
 
 def with_server(
-    tmp_path: Path, play: Callable[[Server, Address], Awaitable[None]], config: RunConfig = TWO
+    tmp_path: Path,
+    play: Callable[[Server, Address], Awaitable[None]],
+    config: RunConfig = TWO,
+    tls: Tls | None = None,
 ) -> list[ev.AnyEvent]:
     """A coordinator's port in this process while `play` runs; returns the journal of a run that was then stopped."""
 
@@ -44,7 +53,7 @@ def with_server(
         progress = Progress(Region(Progress.SIZE))
         server = Server(journal, config, SECRET, progress, 0.0)
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        server.port.open(listening)
+        server.port.open(listening, tls)
         async with asyncio.timeout(100):
             await play(server, listening.getsockname())
             server.handle(m.Stop(reason="enough"))
@@ -102,6 +111,41 @@ def spoken(link: Link) -> bytes:
     except ConnectionError:
         pass
     return data
+
+
+class Short(socket.socket):
+    """A connection for which the system has no memory to keep it alive by."""
+
+    def setsockopt(self, *_: Any) -> None:
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+
+async def no_watch(sock: socket.socket) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_caller_for_whom_the_system_has_no_room_ends_no_coordinator(
+    monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    near, far = socket.socketpair(socket.AF_UNIX)
+    sock: socket.socket = Short(fileno=near.detach())
+    if not watched:
+        monkeypatch.setattr(_port, "streams_over", no_watch)
+        monkeypatch.setattr(Short, "setsockopt", lambda *_: None)
+
+    async def called() -> None:
+        ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        port = Port(
+            SECRET, "x", 1, Refusals(print), receive=lambda *_: None, hung_up=lambda _: None,
+            unsound=ended.set_result, idle_s=5.0,
+        )  # fmt: skip
+        port._admit(sock, PeerClaim("member", "r0.1", (1, 0), "x"), (b"", b""))
+        assert await asyncio.wait_for(ended, 20) is None
+
+    asyncio.run(called())
+    assert far.recv(1) == b"", "it knows that it has to call again"
+    far.close()
 
 
 def test_random_bytes_are_refused_and_counted_once_a_kind(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -16,31 +17,42 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+import torch
 
 from outlast.config import RunConfig
 from outlast.core.phases import Phase
+from outlast.core.policy import Culprit, GuardNote
 from outlast.core.protocol import View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves.commit import SaveId
 from outlast.errors import CheckpointError, ConfigError, MembershipError, StepMisuse, ViewAbandoned
+from outlast.runtime.checks.lane_checks import RankLook, note_of_ranks, rows_of_ranks, seen_by_ranks
+from outlast.runtime.exchange.plane import print_of_slice
+from outlast.runtime.exchange.shard_sums import ShardSums
 from outlast.runtime.host._children import Exit
 from outlast.runtime.host._replica_ranks import Rank, patience_s, suspect
 from outlast.runtime.joining._feeds import Share
-from outlast.runtime.joining.donor import lane_address, lanes_address
 from outlast.runtime.joining.inflow import Inflow
 from outlast.runtime.loop import _assembly
-from outlast.runtime.loop._device_mesh import _meeting_place
+from outlast.runtime.loop._device_mesh import _meeting_place, mesh_of
 from outlast.runtime.member._followed_lane import FollowedLane
 from outlast.runtime.member._rank_reports import stall_of
 from outlast.runtime.member._sibling_lanes import SiblingLanes, what_has_come
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.member.sibling_saves import SiblingSaves
+from outlast.runtime.settings.protect_records import Audit
 from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded
-from outlast.runtime.training.samples import DataNews
+from outlast.runtime.training._microbatches import Microbatches
+from outlast.runtime.training.metrics import Metrics
+from outlast.runtime.training.samples import DataNews, Samples
+from outlast.runtime.training.step_checks import StepChecks
 from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport import save_messages as wire
 from outlast.runtime.transport.connections import PeersLost
+from outlast.runtime.transport.endpoints import lane_address, lanes_address
 from outlast.runtime.transport.rank_channel import call_lead, meet_ranks
+from outlast.runtime.transport.rank_check_words import LookAgain
+from outlast.tensors import BLOCK, Layout, grid_of
 
 SECRET = b"s" * 16
 
@@ -233,45 +245,50 @@ def test_one_rank_has_nobody_to_tell() -> None:
     assert not alone.some
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [{"aggregation": "median", "f": 1}, {"audit": "0.1"}, {"guards": "full"}],
-)
-def test_what_ranks_cannot_do_is_refused_by_name(setting: dict[str, Any]) -> None:
-    check_ranks(RunConfig(replicas=2, **setting))
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))}.* cannot be had with replicas of 2 ranks yet"):
-        check_ranks(RunConfig(replicas=2, ranks=2, **setting))
-
-
 def test_the_number_of_ranks() -> None:
     check_ranks(RunConfig(ranks=8))
     with pytest.raises(ConfigError, match="no power of two"):
         check_ranks(RunConfig(ranks=6))
 
 
-@pytest.mark.parametrize("asked", [{"audits": True}, {"critical": True}, {"checks": "abft"}])
-def test_what_looks_at_whole_tensors_is_refused_with_shards_on_one_rank_too(asked: dict[str, Any]) -> None:
-    none: dict[str, Any] = {"audits": False, "critical": False, "checks": None}
-    check_sharded(**none)
+@pytest.mark.parametrize(
+    ("shard", "tp", "says"),
+    [
+        (2, None, r"run.mesh\(shard=2\) in a replica of 4 ranks"),
+        (4, 2, r"run.mesh\(shard=4, tp=2\).*outlast run --ranks 8"),
+        (None, 3, r"run.mesh\(tp=3\)"),
+        (None, 0, r"run.mesh\(tp=0\)"),
+    ],
+)
+def test_a_mesh_of_other_ranks_is_refused(shard: int | None, tp: int | None, says: str) -> None:
+    env = cast(Any, SimpleNamespace(width=4, tensor_parallel=1))
+    with pytest.raises(ConfigError) as caught:
+        mesh_of(env, shard, tp)
+    assert re.search(says, str(caught.value), re.DOTALL)
+    assert env.tensor_parallel == 1
+
+
+def test_what_looks_at_whole_tensors_is_refused_with_shards_on_one_rank_too() -> None:
+    check_sharded(None)
     with pytest.raises(ConfigError, match="cannot be had with a model that is sharded"):
-        check_sharded(**none | asked)
+        check_sharded("abft")
 
 
 def test_what_the_script_asks_for_is_refused_too() -> None:
     good: dict[str, Any] = {
-        "robust": {"f": None}, "audits": False, "critical": False, "checks": None, "policy": None,
-        "device": "cpu",
+        "checks": None, "device": "cpu",
     }  # fmt: skip
-    check_protected(2, 8, [2] * 8, **good)
+    check_protected(2, 2, 8, [2] * 8, **good)
     with pytest.raises(ConfigError, match="9 microbatches cannot be dealt to 2 ranks"):
-        check_protected(2, 9, [2] * 9, **good)
+        check_protected(2, 2, 9, [2] * 9, **good)
     with pytest.raises(ConfigError, match="every rank needs one"):
-        check_protected(2, 8, [1] * 7 + [0], **good)
-    wrong = {"robust": {"f": 1}, "audits": True, "critical": True, "checks": "abft", "device": "cuda"}
+        check_protected(2, 2, 8, [1] * 7 + [0], **good)
+    check_protected(2, 1, 9, [2] * 9, **good)  # which compute each microbatch together
+    wrong = {"checks": "abft", "device": "cuda"}
     for key, value in wrong.items():
-        check_protected(1, 8, [1] * 8, **good | {key: value})
+        check_protected(1, 1, 8, [1] * 8, **good | {key: value})
         with pytest.raises(ConfigError, match="cannot be had with replicas of 2 ranks yet"):
-            check_protected(2, 8, [1] * 8, **good | {key: value})
+            check_protected(2, 2, 8, [1] * 8, **good | {key: value})
 
 
 def test_the_end_of_a_replica_is_that_of_the_rank_that_failed_first() -> None:
@@ -445,7 +462,7 @@ def followed(plane: Lane) -> tuple[Any, list[Phase]]:
     sums = SimpleNamespace(slots={(2, 4): 7}, after=lambda: {(2, 4): 5})
     lane.engine = cast(Any, SimpleNamespace(
         sums=sums, num_leaves=4, scale=lambda step: 0.25, layout=SimpleNamespace(buckets=[0, 1, 2]),
-        loop=SimpleNamespace(check=lambda: None),
+        loop=SimpleNamespace(check=lambda: None), checks=None, step_checks=StepChecks(),
     ))  # fmt: skip
     lane.clock = cast(Any, SimpleNamespace(enter=lambda phase, step, leaf: entered.append(phase)))
     return lane, entered
@@ -483,6 +500,25 @@ def test_an_exchange_that_began_in_a_view_that_ended_begins_anew() -> None:
     assert next_one.asked == ["begin", 0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    "asked", [say.GiveOutcome(5, 3, ("r0.1",)), LookAgain(5, ((0, "r0.1"),)), say.ReduceLane(5, TASK)]
+)
+def test_a_peer_that_dies_while_a_rank_waits_for_it_breaks_the_lane_and_ends_no_replica(asked: Any) -> None:
+    """Every replica that is left would have failed in the same step, which is taken for the script's fault."""
+
+    def lost(*_: Any) -> Any:
+        raise PeersLost(("r0.1",))
+
+    lane, _ = followed(cast(Any, SimpleNamespace(begin=lost, look_again=lost, give=lost, close=lambda: None)))
+    lane.pipe, lane.mesh.close, lane.enter = Pipe(0), lambda: None, lambda phase: None
+    lane.clock.interrupted, lane.engine.told = lambda: None, lambda joined: b""
+    acts = {say.GiveOutcome: lane._give, LookAgain: lane._look_again, say.ReduceLane: lane._reduce}
+    acts[type(asked)](asked)
+    (told,) = lane.pipe.said
+    assert isinstance(told, say.LaneBroken)
+    assert (told.number, told.suspects, lane.plane) == (5, ("r0.1",), None)
+
+
 def test_what_goes_wrong_with_the_data_of_another_rank_is_told_by_its_lead() -> None:
     member, found, heard = f"r0.{secrets.token_hex(4)}", list[Any](), threading.Event()
     other = threading.Thread(target=lambda: found.append(call_lead(SECRET, "ours", member, 1, 60)))
@@ -496,11 +532,11 @@ def test_what_goes_wrong_with_the_data_of_another_rank_is_told_by_its_lead() -> 
         heard.set()
 
     pipe.on_noted = on_noted
-    engine, env = SimpleNamespace(samples=SimpleNamespace(tell=None)), SimpleNamespace(me="r0.1")
+    engine, env = SimpleNamespace(samples=SimpleNamespace(tell=None)), SimpleNamespace(me="r0.1", lies="")
     made = SimpleNamespace(pipe=found[0], ready=lambda: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_assembly, "FollowingRank", lambda *given: made)
-        _assembly._following(cast(Any, env), cast(Any, engine), {}, cast(Any, None), None)
+        _assembly._following(cast(Any, env), cast(Any, engine), {}, cast(Any, None), None, Audit())
     engine.samples.tell(DataNews(what="hung", step=3, text="worker 0 hangs at sample 7", microbatch=5, samples=(7,)))
     assert heard.wait(60)
     assert noted == [
@@ -533,3 +569,80 @@ def test_who_ends_by_anothers_doing_leaves_that_one_the_time_to_say_why() -> Non
     lead.sweep()
     assert sent == [(2, 9)]
     assert [rank.swept for rank in ranks] == [False, False, True]
+
+
+def test_what_ranks_saw_is_told_of_whose_microbatch_it_was() -> None:
+    """The sum of all ranks is not finite in the rows of one; another one made it so, or nobody saw who."""
+    mine = RankLook(Culprit(replica="r0.1", microbatch=4, samples=(1, 2), reproduced=True, parameter="w"), hit=False)
+    other = RankLook(Culprit(replica="r0.1", microbatch=5, samples=(7,), sure=True, operation="log"), hit=True)
+    (found,) = seen_by_ranks([mine, other])
+    assert (found.microbatch, found.samples, found.operation, found.parameter) == (5, (7,), "log", "w")
+    assert found.reproduced
+    (nobody,) = seen_by_ranks([mine, mine])
+    assert (nobody.microbatch, nobody.samples, nobody.parameter, nobody.reproduced) == (-1, (), "w", True)
+    assert seen_by_ranks([mine]) == [mine.culprit]
+
+
+def test_ranks_say_one_thing_to_guards_and_of_each_tensor() -> None:
+    dead = (("up", "dead"),)
+    said = note_of_ranks([GuardNote(full=5, collapsed=dead), GuardNote(full=7, collapsed=dead)])
+    assert said == GuardNote(full=12, collapsed=(("up", "dead"),))
+    assert note_of_ranks([GuardNote(), GuardNote()]) == GuardNote()
+    assert rows_of_ranks([(("w", 1), ("b", 2)), (("w", 4),)]) == (("w", 5), ("b", 2))
+
+
+def test_who_has_none_but_samples_that_are_left_out_takes_others() -> None:
+    """All ranks go through the model together; what it computes counts nothing. As many: BatchNorm refuses one."""
+    samples = Samples(list(range(32)), global_batch_size=8, microbatches=4, seed=1, shuffle=False)
+    samples.leave_out([2, 3])
+    assert samples.sizes(0) == [2, 0, 2, 2]
+    assert samples.indices(0, 1) == []
+    samples.never_empty = True
+    others = samples.indices(0, 1)
+    assert len(others) == 2
+    assert not {2, 3} & set(others)
+    assert samples.sizes(0) == [2, 0, 2, 2]
+
+
+@pytest.mark.parametrize("left_out", [[0], [0, 1, 2, 3]])
+def test_what_stands_in_for_left_out_samples_leaves_nothing(
+    left_out: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in one process, which has no such microbatch go through the model: no gradient, loss, metric or buffer."""
+    found = object.__new__(Microbatches)
+    found.samples = Samples(list(range(32)), global_batch_size=4, microbatches=4, seed=1, shuffle=False)
+    found.samples.leave_out(left_out)
+    found.shards, found.robust, found.witness, found.step_checks = ShardSums(0, 2), None, None, StepChecks()
+    found.sums = cast(Any, SimpleNamespace(begin=lambda *_: None, end=lambda: None, used=bytearray(1)))
+    found.losses, found.metrics, found.stop_wanted = {}, Metrics(), ""
+    found._start_buffers, found._buffers = [torch.tensor([7.0])], [torch.tensor([9.0])]
+    given = torch.tensor([float("inf"), -1.0])
+    monkeypatch.setattr(torch.distributed, "all_to_all_single", lambda received, given, group: received.copy_(given))
+    out = torch.empty(1)
+
+    found.begin(0, 0, None)
+    found.shards(out, given, SimpleNamespace(size=lambda: 2), None)
+    found.sums.used[0] = 1
+    found.end(0, 0, float("nan"))
+    found.metrics.put(0, "correct", 1.0, 1.0)
+
+    assert given.view(torch.int32).tolist() == [0, 0], "zero, and not below it"
+    assert (out.item(), found.losses) == (0.0, {0: (0.0, 0.0)})
+    assert found.end_buffers == (torch.tensor([7.0]).numpy().tobytes(),)
+    said = found.evidence([0], {}, 0)
+    assert (said["metrics"], said["used"]) == ((), bytes([int(len(left_out) < 4)]))
+
+
+def test_what_lies_between_the_blocks_of_shards_is_in_no_fingerprint() -> None:
+    """Parameters begin on cache lines: a slice has gaps, where a sum's memory may hold what it likes."""
+    params = [torch.zeros(3, 5), torch.zeros(7)]
+    layout = Layout(params, 1 << 20, grid=grid_of([(3, 5), (7,)], 0, 1, BLOCK))
+    (bucket,) = layout.buckets
+    values = torch.arange(bucket.numel, dtype=torch.float32)
+    other = values.clone()
+    other[7] = -1.0  # seven elements, and a gap
+    assert bucket.params[0][2] == 7
+    assert print_of_slice(bucket, other, 0) == print_of_slice(bucket, values, 0)
+    other[6] = -1.0
+    assert print_of_slice(bucket, other, 0) != print_of_slice(bucket, values, 0)
+    assert [bucket.place(lo) for lo, _, _ in bucket.stretches(0, bucket.numel)] == list(range(bucket.num_blocks))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, MultiStepLR, SequentialLR
 
 import outlast
 from outlast.checkpoint import Head, LocalStore, heads
@@ -17,6 +18,7 @@ from outlast.cli import main
 from outlast.config import RunConfig
 from outlast.runtime.settings.head_settings import recorded, without_secrets
 from outlast.runtime.settings.save_settings import SaveSettings
+from outlast.runtime.training.began_with import BeganWith
 
 SETTINGS = SaveSettings(
     target="s3://key:secret@bucket/a?X-Amz-Signature=abc", every=3, keep_last=2, keep_every=0, drain_to="",
@@ -27,12 +29,15 @@ SETTINGS = SaveSettings(
 pytestmark = pytest.mark.usefixtures("training_here")
 
 
-def train(place: Path, until: int, **more: Any) -> int:
-    """How many steps it made."""
+def train(place: Path, until: int, *, momentum: float = 0.0, warmup: int = 0, **more: Any) -> int:
+    """How many steps it made. `warmup`: steps of a scheduler, if there is one."""
     torch.manual_seed(4)
     model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    if warmup:
+        more["scheduler"] = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=warmup)
     training = outlast.join().protect(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(20, 6), global_batch_size=8, microbatches=4,
+        model, optimizer, torch.randn(20, 6), global_batch_size=8, microbatches=4,
         seed=2, checkpoint=outlast.Checkpoint(dir=str(place), every=2, keep_last=9), **more,
     )  # fmt: skip
     numbers = []
@@ -112,6 +117,52 @@ def test_going_on_with_other_settings_is_told(
     assert json.loads(capfd.readouterr().out)["settings"] == {"facts.drop_last": ["False", "True"]}
     assert main(["ckpt", "diff", first, last]) == 1
     assert "setting facts.drop_last: False and True" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_settings_that_the_script_has_otherwise_are_told_as_often_as_it_goes_on(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A changed learning rate was passed over without a word: the checkpoint's holds, also the next time."""
+    monkeypatch.setenv("OUTLAST", mode)
+    train(tmp_path, 2, momentum=0.5, warmup=3)
+    train(tmp_path, 4, momentum=0.5, warmup=3)
+    assert "outlast:" not in capfd.readouterr().err
+    for until in (6, 8):
+        train(tmp_path, until, momentum=0.9, warmup=5)
+        (told,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("outlast:")]
+        assert told == (
+            "outlast: the checkpoint's settings hold, not the script's, until the loop sets others: momentum was 0.5 "
+            "when the run began, is 0.9 in the script; total_iters of LinearLR was 3 when the run began, is 5 in the "
+            "script"
+        )
+
+
+def test_one_group_of_parameters_is_told_by_its_number() -> None:
+    def began(*rates: float) -> BeganWith:
+        groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
+        return BeganWith([torch.optim.SGD(groups)], [])
+
+    assert began(0.1, 0.1).unlike(began(0.1, 0.1).state_dict()) == []
+    assert began(0.1, 0.2).unlike(began(0.1, 0.1).state_dict()) == [
+        "lr of group 1 was 0.1 when the run began, is 0.2 in the script"
+    ]
+
+
+def test_a_schedule_is_told_by_its_milestones_and_its_parts_and_a_rate_also_where_a_schedule_has_come() -> None:
+    def began(rate: float, *milestones: int, until: int = 4) -> BeganWith:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
+        if not milestones:
+            return BeganWith([optimizer], [])
+        parts = [ConstantLR(optimizer, factor=0.5), MultiStepLR(optimizer, list(milestones))]
+        return BeganWith([optimizer], [SequentialLR(optimizer, parts, milestones=[until])])
+
+    assert began(0.1, 5, 10).unlike(began(0.1, 5, 10).state_dict()) == []
+    assert began(0.1, 5, 9, until=3).unlike(began(0.1, 5, 10).state_dict()) == [
+        "milestones of SequentialLR was [4] when the run began, is [3] in the script",
+        "milestones of part 1 of SequentialLR was [5, 10] when the run began, is [5, 9] in the script",
+    ]
+    assert began(0.2, 5, 10).unlike(began(0.1).state_dict()) == ["lr was 0.1 when the run began, is 0.2 in the script"]
 
 
 def test_the_size_of_buckets_decides_bits_where_norms_are_taken() -> None:

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from outlast.config import RunConfig
-from outlast.core.protocol import Node, RollEntry, ViewId, cover, leaves_of, plan_of, resolve, roots, schedule, split
+from outlast.core.protocol import (
+    Node,
+    RollEntry,
+    View,
+    ViewId,
+    cover,
+    leaves_of,
+    plan_of,
+    resolve,
+    roots,
+    schedule,
+    split,
+)
 from outlast.errors import ConfigError, TrainingError
+from outlast.runtime.checks.row_admission import admit
 from outlast.runtime.exchange.plane import ExchangeTask
 from outlast.runtime.exchange.robust_rows import Robust, layout_for
 from outlast.runtime.exchange.rule_settings import row_settings
+from outlast.runtime.exchange.shard_sums import ShardSums
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.faults.liars import Liar, Lie
 from outlast.runtime.training.samples import Samples
@@ -78,7 +94,7 @@ class Bench:
             if group.rule.needs_gram:
                 bodies = [robust.grams(g) for robust in robusts.values()]
                 for place, robust in enumerate(robusts.values()):
-                    robust.select(g, bodies, members)
+                    robust.select(g, robust.total(g, bodies), members)
                     for b in group.buckets:
                         lo, hi = self.layout.buckets[b].slices(len(robusts))[place]
                         if hi > lo:
@@ -193,7 +209,7 @@ def test_each_bucket_has_one_rule() -> None:
     bench = Bench(aggregation={"up.*": "median", "*": "trimmed_mean"}, f=1)
     for bucket in bench.layout.buckets:
         assert len({NAMES[index].startswith("up.") for index, _, _ in bucket.params}) == 1
-    blocks = [group.num_blocks for group in bench.robust().groups]
+    blocks = [group.blocks.num_blocks for group in bench.robust().groups]
     assert sum(blocks) == bench.layout.num_blocks
     assert max(b.numel for b in bench.layout.buckets) > BLOCK
 
@@ -299,7 +315,10 @@ def test_a_liar_with_several_rows_lies_about_each() -> None:
     plane = SimpleNamespace(
         mesh=SimpleNamespace(me="r1"), members=("r1",), begin=lambda task: None, offer=lambda bucket: None
     )
-    engine = SimpleNamespace(robust=robust, memory=memory, out=[memory.flats(0)[0]], weight=robust.weight)
+    engine = SimpleNamespace(
+        robust=robust, memory=memory, out=[memory.flats(0)[0]], weight=robust.weight,
+        shards=ShardSums(), under=lambda node: range(*node),
+    )  # fmt: skip
     liar = Liar([Lie(replicas=("r1",), attack="sign_flip")], plane, engine)  # type: ignore[arg-type]
     liar.begin(
         ExchangeTask(
@@ -311,3 +330,27 @@ def test_a_liar_with_several_rows_lies_about_each() -> None:
     want = -torch.stack(moved).double().mean(dim=0).float()
     for slot, row in enumerate(own, 1):
         torch.testing.assert_close(0.5 * float(row) + 0.5 * memory.flats(slot)[0] / 2, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("on_shortfall", ["stop", "wait", "lower"])
+def test_a_view_in_which_all_wait_for_lost_replicas_is_not_asked_about(on_shortfall: Any) -> None:
+    """Two of six are left, which is too few for the rule: it stops, waits or is lowered once they are to compute."""
+    settings = row_settings(RunConfig(replicas=6, on_shortfall=on_shortfall), NAMES, 12, aggregation="median", f=1)
+    told = list[Any]()
+    port: Any = SimpleNamespace(
+        member=SimpleNamespace(held_back=False, committed=3, hosts={}), lock=contextlib.nullcontext(),
+        env=SimpleNamespace(me="r0.1", config=RunConfig()), tell_coordinator=told.extend,
+    )  # fmt: skip
+    robust: Any = SimpleNamespace(settings=settings, num_leaves=12, num_rows=6)
+    members = ("r0.1", "r1.1")
+    held = View(id=ViewId(1, 2), members=members, held=True)
+    admit(port, robust, held, plan_of(members, 3, 12, 6))
+    assert (port.member.held_back, told) == (True, [])
+    free = msgspec.structs.replace(held, held=False)
+    if on_shortfall == "stop":
+        with pytest.raises(TrainingError, match="not good enough for the rule"):
+            admit(port, robust, free, plan_of(members, 3, 12, 6))
+    else:
+        admit(port, robust, free, plan_of(members, 3, 12, 6))
+        assert port.member.held_back == (on_shortfall == "wait")
+    assert [said.action for said in told] == [{"lower": "go"}.get(on_shortfall, on_shortfall)]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.runtime.test_units_hosts import Far
+from tests.runtime.far_members import SECRET, Far
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import ViewId
@@ -22,7 +22,7 @@ from outlast.runtime.transport.handshake import Caller, Doorkeeper, PeerClaim
 from outlast.runtime.transport.mesh import Final
 from outlast.runtime.transport.seal import CODE_BYTES, FORGED, Seal
 
-SECRET, KEY = b"s" * 32, b"k" * 32
+KEY = b"k" * 32
 SHARE = Share(3, 0, 300_000, 300_000)
 PAYLOAD = torch.arange(300_000).to(torch.uint8)
 

@@ -72,6 +72,14 @@ def test_a_fleet_of_one_repeats_itself_and_is_near_the_plain_loop(
         torch.testing.assert_close(a, b, rtol=0.1, atol=0.02)
 
 
+def test_the_plain_loop_takes_its_samples_from_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for ever: nobody had said which microbatches would be asked for."""
+    monkeypatch.setenv("OUTLAST", "off")
+    losses, _, without, _ = train()
+    assert train(num_workers=2)[0] == losses
+    assert train(num_workers=2)[2].fingerprint() == without.fingerprint()
+
+
 def test_running_statistics_move_once_a_step_and_in_the_plain_loop_with_each_microbatch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

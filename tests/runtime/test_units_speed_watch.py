@@ -104,12 +104,13 @@ def test_what_is_exchanged_under_a_backward_is_no_part_of_a_microbatch(monkeypat
     replica: Any = SimpleNamespace(
         plane=SimpleNamespace(begin=passes(2.0), offer=passes(3.0)),
         pace=SimpleNamespace(parts=SimpleNamespace(computed=told.append)),
-        siblings=SimpleNamespace(some=False, compute=lambda *_: None),
+        siblings=SimpleNamespace(some=False, compute=lambda *_, **__: None),
     )
     course: Any = SimpleNamespace(
         replica=replica, _is_last=lambda _: True, _task=lambda: None, _ahead=lambda _: None, _computed=lambda _: None,
         _prepared=passes(0.25),
-        engine=SimpleNamespace(metrics=SimpleNamespace(begin=lambda _: None), mine=lambda leaf: leaf),
+        engine=SimpleNamespace(metrics=SimpleNamespace(begin=lambda _: None), mine=lambda leaf: leaf,
+                                   sums=SimpleNamespace(printing=False)),
     )  # fmt: skip
     for microbatch in (0, 1):
         todo = Compute(step=0, microbatch=microbatch, orphan=False)

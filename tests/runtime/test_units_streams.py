@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,9 +15,13 @@ import pytest
 import torch
 
 from outlast.core.protocol import ViewId
+from outlast.runtime.joining import _feeds
 from outlast.runtime.joining._feeds import Flushed, Rest, Share, Stream, Streams, _Incoming, _send
 from outlast.runtime.training.frozen import OutcomeShare
-from outlast.runtime.transport.connections import Listener, reach
+from outlast.runtime.transport import calls
+from outlast.runtime.transport.calls import reach
+from outlast.runtime.transport.connections import Listener
+from outlast.runtime.transport.door import ROOM
 from outlast.runtime.transport.handshake import PeerClaim
 
 SECRET = b"of this run"
@@ -112,6 +117,98 @@ def test_a_joiner_is_told_what_still_waits_for_it(streams: Streams, listener: Li
     assert [head.count for head in said if isinstance(head, Rest)] == [2, 1, 0]
     assert not streams.incoming[0].coming
     stream.close()
+
+
+def test_a_donor_that_does_not_reach_a_joiner_that_lives_calls_again(
+    streams: Streams, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is the only one nobody else would ever serve the joiner, which cannot know that it was called."""
+    crowd, prove = list[socket.socket](), calls._proved
+
+    def late(sock: socket.socket, *known: Any) -> Any:
+        if not crowd:
+            for _ in range(ROOM + 1):
+                crowd.append(socket.socket(socket.AF_UNIX))
+                crowd[-1].connect("\0" + listener.address)
+            assert ended(sock)
+        return prove(sock, *known)
+
+    monkeypatch.setattr(calls, "_proved", late)
+    monkeypatch.setattr(calls, "_TRIES", 1)
+    stream = Stream("streams-test", "r0.1", "r9.1", listener.address, SECRET, (1, 1))
+    stream.put(SHARE, [PAYLOAD])
+    said: list[Any] = []
+    while not said:
+        assert not stream.broken
+        said += [head for _, head, _ in streams.wait(1.0)]
+    assert said[0] == SHARE
+    stream.close()
+    for idle in crowd:
+        idle.close()
+
+
+def ended(sock: socket.socket) -> bool:
+    """Whether the other end lets go of this one."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(20_000))
+
+
+def test_a_donor_whose_joiner_is_gone_calls_it_no_more(listener: Listener) -> None:
+    stream = Stream("streams-test", "r0.1", "r9.1", listener.address + "gone", SECRET, (1, 1))
+    stream._thread.join(20)
+    assert stream.broken
+    assert not stream._thread.is_alive()
+
+
+def test_a_donor_that_has_no_thread_for_a_joiner_trains_on_and_feeds_it_when_there_is_one(
+    streams: Streams,
+    listener: Listener,
+    refuse: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_feeds, "_THREAD_S", 0.0)
+    refuse.add("outlast-feed-")
+    stream = Stream("streams-test", "r0.1", "r9.1", listener.address, SECRET, (1, 1))
+    stream.put(SHARE, [PAYLOAD])
+    refuse.clear()
+    stream.put(OutcomeShare(3, b"", ()))
+    said: list[Any] = []
+    while len(said) < 4:
+        said += [head for _, head, _ in streams.wait(5.0)]
+    assert [type(head) for head in said] == [Share, Rest, OutcomeShare, Rest]
+    assert capfd.readouterr().err.count("no thread to feed r9.1 from: can't start new thread") == 1
+    stream.close()
+
+
+def test_a_joiner_that_no_thread_could_feed_in_time_is_reached_and_may_ask_again(
+    streams: Streams, listener: Listener, refuse: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its only donor may be this one: who was never called waits for ever. What it has missed is not kept for it."""
+    monkeypatch.setattr(_feeds, "_THREAD_S", 0.0)
+    refuse.add("outlast-feed-")
+    stream = Stream("streams-test", "r0.1", "r9.1", listener.address, SECRET, (1, 1))
+    for step in range(3, 50):
+        stream.put(OutcomeShare(step, b"", ()))
+        assert not stream.broken
+        assert stream._queue.qsize() <= 16
+    refuse.clear()
+    stream.put(OutcomeShare(50, b"", ()))
+    while not any(found.ended for found in streams.incoming):
+        assert streams.wait(5.0) == []
+
+
+def test_after_a_thread_was_not_to_be_had_the_next_step_does_not_try_again(
+    listener: Listener, refuse: set[str]
+) -> None:
+    """A try may take seconds where there is no memory for a thread's first frames."""
+    refuse.add("outlast-feed-")
+    stream = Stream("streams-test", "r0.1", "r9.1", listener.address, SECRET, (1, 1))
+    refuse.clear()
+    tried = stream._thread
+    stream.put(SHARE, [PAYLOAD])
+    assert stream._thread is tried
 
 
 def test_what_is_half_here_is_on_its_way(streams: Streams, donor: socket.socket) -> None:

@@ -103,6 +103,15 @@ def test_samples_that_are_left_out_leave_the_others_where_they_are() -> None:
     assert step_of(data, 2) == step_of(whole, 2)
 
 
+@pytest.mark.parametrize("of_loader", [False, True])
+def test_a_rank_whose_samples_are_all_left_out_has_these_to_go_through_the_model_with(of_loader: bool) -> None:
+    """The ranks of a replica do so together; what comes of it counts nothing."""
+    data = stream(source=loader(23) if of_loader else None)
+    want = data.fetch(0, 1)
+    data.leave_out(data.indices(0, 1))
+    assert (data.sizes(0)[1], data.fetch(0, 1).shape) == (0, want.shape)
+
+
 # --- loaders ---------------------------------------------------------------------------------------------------------
 def loader(size: int = 22, batch: int = 2, **more: Any) -> DataLoader[Any]:
     return DataLoader(Shuffled(size), batch_size=batch, **more)

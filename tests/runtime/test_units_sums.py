@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from outlast.core.protocol import Node, cover, plan_of, schedule, split
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.training._partial_sums import Accumulator
+from outlast.runtime.training._staging import DEPTH, Arrival, Staging
 from outlast.tensors import BLOCK, Layout, packed_prints, reduce_slice
 
 SHAPES = [(5,), (40, 7), (3,), (1,), (64, 2)]
@@ -37,13 +38,21 @@ class Replica:
     """One simulated member: its own parameters, memory and accumulator."""
 
     def __init__(
-        self, num_leaves: int, dtype: torch.dtype = torch.float32, bucket_bytes: int = 512, shared: bool = False
+        self,
+        num_leaves: int,
+        dtype: torch.dtype | Sequence[torch.dtype] = torch.float32,
+        bucket_bytes: int = 512,
+        shared: bool = False,
+        staging: Callable[[list[nn.Parameter], Layout, torch.device], Staging] | None = None,
     ) -> None:
         draw = torch.Generator().manual_seed(1)
-        self.params = [nn.Parameter(torch.randn(shape, generator=draw).to(dtype)) for shape in SHAPES]
+        dtypes = [dtype] * len(SHAPES) if isinstance(dtype, torch.dtype) else dtype
+        of = zip(SHAPES, dtypes, strict=True)
+        self.params = [nn.Parameter(torch.randn(shape, generator=draw).to(kind)) for shape, kind in of]
         self.layout = Layout(self.params, bucket_bytes)
         self.memory = Memory(self.layout, num_leaves + 2, shared=shared)
-        self.sums = Accumulator(self.params, self.layout, self.memory, num_leaves)
+        staged = None if staging is None else staging(self.params, self.layout, torch.device("cpu"))
+        self.sums = Accumulator(self.params, self.layout, self.memory, num_leaves, staging=staged)
 
     def compute(
         self, leaf: int, unused: Sequence[int] = (), weight: float = 1.0, overlap: list[int] | None = None
@@ -210,3 +219,95 @@ def test_a_sum_that_others_read_is_fingerprinted_as_it_is_made(shared: bool) -> 
         flat = printing.flat(node)[bucket.index]
         wanted = packed_prints(flat, BLOCK, bucket.first_block)
         assert printing.sums.sent(node, printing.sums.slots[node], bucket.index) == wanted
+
+
+class Far(Staging):
+    """As on a device: what is brought can be read when it was waited for, or after it was asked for so often."""
+
+    asks = 0
+
+    def __init__(self, *about: object) -> None:
+        super().__init__(*about)  # type: ignore[arg-type]
+        self.under_way = self.most = self.joined = 0
+
+    def bring(self, grads: Sequence[Tensor]) -> Arrival | None:
+        arrival = super().bring(grads)
+        if arrival is not None:
+            arrival.mark = Copy(self, arrival.grads)
+        return arrival
+
+
+class Copy:
+    def __init__(self, staging: Far, there: list[Tensor]) -> None:
+        self._staging, self._there, self._asked = staging, there, 0
+        self._values: list[Tensor] | None = [part.clone() for part in there]
+        for part in there:
+            part.fill_(float("nan"))
+        staging.under_way += 1
+        staging.joined += 1
+        staging.most = max(staging.most, staging.under_way)
+
+    def query(self) -> bool:
+        self._asked += 1
+        if self._asked > self._staging.asks:
+            self.synchronize()
+        return self._values is None
+
+    def synchronize(self) -> None:
+        for part, value in zip(self._there, self._values or [], strict=self._values is not None):
+            part.copy_(value)
+        self._staging.under_way -= self._values is not None
+        self._values = None
+
+
+@pytest.mark.parametrize("asks", [0, 1, 100])
+@pytest.mark.parametrize("printing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_gradients_that_come_later_are_added_as_those_that_are_there(
+    dtype: torch.dtype, printing: bool, asks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Far, "asks", asks)
+    weights, unused = [0.3, 0.3, 0.2, 1.0], [[], [1], [1, 3], [0, 1, 2, 3, 4]]
+    here, far = Replica(4, dtype, 16, shared=True), Replica(4, dtype, 16, shared=True, staging=Far)
+    order: list[list[int]] = [[], []]
+    for told, one in zip(order, (here, far), strict=True):
+        one.sums.printing = printing
+        for leaf in range(4):
+            one.compute(leaf, unused[leaf], weights[leaf], told)
+            told.append(one.sums.print)
+    assert order[0] == order[1]
+    assert all(map(same_bits, here.flat((0, 4)), far.flat((0, 4))))
+    assert far.sums.used == here.sums.used
+    staging = far.sums._staging
+    assert isinstance(staging, Far)
+    assert (staging.under_way, staging.most) == (0, {0: 1, 1: 2, 100: DEPTH}[asks])
+
+
+def test_gradients_that_cannot_be_joined_come_one_by_one_in_their_turn() -> None:
+    mixed = [torch.float32, torch.float32, torch.bfloat16, torch.float32, torch.float32]
+    here, far = Replica(2, mixed, 1 << 20), Replica(2, mixed, 1 << 20, staging=Far)
+    apart = Replica(2, mixed, 16, staging=Far)
+    for leaf in range(2):
+        for one in (here, far, apart):
+            one.compute(leaf)
+    assert all(map(same_bits, here.flat((0, 2)), far.flat((0, 2))))
+    assert [one.sums._staging.joined for one in (far, apart)] == [0, 2 * len(apart.layout.buckets)]  # type: ignore[union-attr]
+    views = [one.memory.views(one.sums.slots[0, 2]) for one in (here, apart)]
+    assert all(map(same_bits, *views))
+
+
+def test_an_outcome_goes_back_by_the_bucket_and_where_types_change_not_at_all() -> None:
+    params = [
+        nn.Parameter(torch.zeros(shape).to(kind)) for shape, kind in [((7,), torch.bfloat16), ((3, 2), torch.float32)]
+    ]
+    layout = Layout(params, 4)
+    assert Staging.between(params, layout) is None
+    staging = Staging(params, layout, torch.device("cpu"))
+    outcome = staging.outcome()
+    assert [(flat.numel(), flat.dtype) for flat in outcome] == [(b.numel, b.dtype) for b in layout.buckets]
+    for flat in outcome:
+        flat.normal_()
+    assert all(map(same_bits, staging.back(outcome), outcome))
+    staging.settle()
+    away = Staging(params, layout, torch.device("meta")).back(outcome)
+    assert [flat.device.type for flat in away] == ["meta", "cpu"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import queue
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.runtime.virtual_host import Calls, Puppet, VirtualRun
 
 from outlast.config import RunConfig
 from outlast.core.phases import Phase
@@ -22,9 +23,7 @@ from outlast.core.protocol import Compute, Member, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.step import catching_up
 from outlast.errors import WireRefusal
-from outlast.runtime.host import _agent_ranks
 from outlast.runtime.host.agent import Agent
-from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.joining import inflow as _inflow
 from outlast.runtime.joining._feeds import Share
 from outlast.runtime.joining.joiner import Spare
@@ -167,38 +166,33 @@ def test_what_is_held_is_not_read_while_the_link_may_clear_it() -> None:
     assert StepCourse._announcer(course, Compute(step=0, microbatch=3, orphan=False)) is not None
 
 
-def test_an_agent_that_reconnects_says_whom_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_reconnects_says_whom_it_has_started() -> None:
     """The coordinator that was told may have died before it had written that down."""
-    said: list[Any] = []
-    link: Any = SimpleNamespace(send=said.append, close=lambda: None)
-    monkeypatch.setattr(_agent_ranks, "Link", lambda *_, **__: link)
-    sign = Region(Progress.SIZE)
+    calls, sign = Calls(), Region(Progress.SIZE)
     agent = Agent("a0", {
         "OUTLAST_COORDINATOR": "localhost:1", "OUTLAST_SECRET": "", "OUTLAST_RUN_DIR": "",
         "OUTLAST_CONFIG": msgspec.json.encode(RunConfig()).decode(), "OUTLAST_SIGN_FD": str(os.dup(sign.fd)),
-    }, [])  # fmt: skip
+    }, [], dial=calls.dial)  # fmt: skip
     rank: Any = SimpleNamespace(name="r0.1", child=SimpleNamespace(pid=8))
     agent.ranks = {"r0.1": rank}
     agent._connect()
+    [said] = calls.heard
     assert said[-1] == m.Spawned(member="r0.1", agent="a0", pid=8)
     assert said[-2].members == ("r0.1",)
 
 
-def test_who_was_killed_is_not_signalled_again(tmp_path: Path) -> None:
-    """Ctrl-C twice: everything is killed then, and again at the end, when its descriptors may be somebody else's."""
-    launcher, signals = Launcher(resolved=None, command=[], run_dir=tmp_path), []  # type: ignore[arg-type, var-annotated]
-    child: Any = SimpleNamespace(send=signals.append, wait=lambda: None)
-    launcher._retired, launcher._coordinator = [child], child
-    launcher._kill_everything()
-    launcher._kill_everything()
-    assert len(signals) == 2
-
-
 def test_what_a_child_that_was_struck_at_its_birth_wrote_stops_no_run(tmp_path: Path) -> None:
     """Between fork and exec it has the launcher's handlers, and the pipe that they write to."""
-    launcher = Launcher(resolved=None, command=[], run_dir=tmp_path)  # type: ignore[arg-type]
-    launcher._on_signals()
-    assert (launcher._exit_code, launcher._stop_by_s) == (None, math.inf)
+
+    def strange(run: VirtualRun, child: Puppet, _: int) -> None:
+        fd = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+        run.host.after(1.0, lambda: os.write(fd, bytes([signal.SIGTERM])))
+        run.host.after(30.0, lambda: run.finish(child))
+
+    run = VirtualRun(tmp_path, strange)
+    assert run.goes() == 0
+    assert (run.coordinators[0].sent, run.calls.heard) == ([], [])
 
 
 # --- a joiner ---------------------------------------------------------------------------------------------------------
@@ -210,7 +204,10 @@ def spare() -> Any:
     config = SimpleNamespace(replicas=2, ack_s=5.0)
     env: Any = SimpleNamespace(run_id=f"threads-{os.getpid()}", me="r2.1", secret=b"s", config=config)
     engine: Any = SimpleNamespace(
-        incoming=[], thaw=lambda plain, tensors, meta: None, layout=SimpleNamespace(device=SimpleNamespace(type="none"))
+        incoming=[],
+        device=None,
+        thaw=lambda plain, tensors, meta: None,
+        layout=SimpleNamespace(device=SimpleNamespace(type="none")),
     )
     wake = os.eventfd(0, os.EFD_NONBLOCK)
     said: list[Any] = []
@@ -288,6 +285,22 @@ def test_an_outcome_that_comes_before_its_serving_is_told_is_not_lost(
     assert list(spare.lanes.inflow.steps) == []
 
 
+def test_a_share_that_comes_before_its_serving_is_told_outlives_the_load_of_another(
+    spare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both servings of a joiner that greeted twice were streamed before it was told of either: nobody sends again."""
+    monkeypatch.setattr(_inflow, "_assembled", lambda plain, shares: {})
+    arrived(spare, 5)
+    spare.lanes.inflow.shares.append((SECOND, Share(9, 0, 4, 4, b"plain"), memoryview(b"1234")))
+    spare.course.advance()
+    assert spare.lanes._link.said == [m.Ready(member="r2.1", step=5, serve=FIRST)]
+    spare.member.told(m.Rejoin(epoch=1, member="r2.1"))
+    spare.member.told(m.BeginServe(epoch=1, donors=("r0.1",), serve=SECOND))
+    spare.course.begin_turn()
+    spare.course.advance()
+    assert spare.lanes._link.said[-1] == m.Ready(member="r2.1", step=9, serve=SECOND)
+
+
 def test_an_outcome_that_two_views_have_sent_in_part_is_not_whole() -> None:
     """Half of a bucket came twice: from two of four members that have died, and from one of the two that go on."""
     pieces: Any = _inflow.Pieces()
@@ -312,7 +325,7 @@ def test_what_somebody_on_the_path_made_of_the_coordinator_s_words_is_counted(
     monkeypatch: pytest.MonkeyPatch, reason: str, counted: int
 ) -> None:
     told: list[str] = []
-    link = made(Member("r1.1", 8), forged=lambda: told.append("forged"))
+    link = made(Member("r1.1", 8), refused=told.append)
 
     def converse(_: Any) -> None:
         link._over.set()

@@ -32,6 +32,7 @@ TOLD = ev.Recovery(
 @pytest.mark.parametrize(
     ("story", "lost_steps"),
     [
+        ([FORMED, DEAD], 6),  # who has taken over finds out that nobody is left
         ([FORMED, DEAD, LOST], 6),
         ([FORMED, DEAD, LOST, BACK], 6),
         ([FORMED, DEAD, LOST, BACK, GONE, ONCE_MORE], 6),
@@ -49,6 +50,8 @@ def test_steps_lost_with_the_fleet_are_told_whoever_is_there_when_it_is_back(
     told: list[dict[str, Any]] = []
     reports = Reports(lambda kind, **fields: told.append(fields))
     reports.recall(*found)
+    if LOST not in story:
+        reports.fleet_lost(reports.steps)
     view = ViewId(5, 1)
     reports.formed["r0.2"] = m.Formed(member="r0.2", view=view, step=4, left_at_s=0.0, formed_at_s=30.0)
     reports.recoveries(view)

@@ -166,6 +166,31 @@ def test_a_share_is_frozen_in_prepared_memory() -> None:
     assert warm.held_bytes == 1 << 16
 
 
+def test_a_share_that_no_thread_is_to_be_had_for_is_copied_by_who_waits_for_it(refuse: set[str]) -> None:
+    """The step that is about to write the state, or where none is made the thread that sends it."""
+    refuse.add("outlast-freeze")
+    warm, state = Warm(), [torch.arange(4096, dtype=torch.float32)]
+    before, total = raw(state[0]).clone(), 4 * 4096
+    sent, stepped = Frozen(state, 0, total, set(), warm), Frozen(state, 5, total, set(), warm)
+    assert torch.equal(sent.ready(), before)
+    stepped.wait()
+    state[0].zero_()
+    assert torch.equal(stepped.ready(), before[5:])
+
+
+def test_without_a_thread_memory_is_touched_when_it_is_needed(refuse: set[str]) -> None:
+    refuse.add("outlast-touch")
+    warm = Warm()
+    warm.prepare([4096])
+    lent = warm.copies([torch.ones(1024)])
+    assert warm.held_bytes == 0
+    assert len(lent[0]) == 4096
+    refuse.clear()
+    second = warm.copies([torch.ones(1024)])
+    settled()
+    assert len(second[0]) == warm.held_bytes == 4096, "the next who borrows has it touched"
+
+
 def test_touched_memory_is_zero_up_to_its_ends_and_nothing_beyond() -> None:
     whole = torch.full((5 << 20,), 7, dtype=torch.uint8)
     touch(whole[3 : (4 << 20) + 5])
@@ -181,3 +206,10 @@ def test_work_at_low_priority_is_waited_for_and_raises_here() -> None:
     with pytest.raises(ZeroDivisionError):
         at_low_priority(lambda: 1 // 0)
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
+
+
+def test_without_a_thread_work_at_low_priority_is_done_at_the_callers(refuse: set[str]) -> None:
+    refuse.add("outlast-gently")
+    assert at_low_priority(threading.get_ident) == threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        at_low_priority(lambda: 1 // 0)

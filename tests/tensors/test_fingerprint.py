@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import struct
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.tensors import block_prints, combine, fingerprint, fingerprint_named
-from outlast.tensors._fingerprint import _mixed
+from outlast.tensors import _fingerprint, block_prints, combine, fingerprint, fingerprint_named
+from outlast.tensors._fingerprint import _mixed, _mixed_all, _mixed_blocks
 
 
 def blocks_of(flat: torch.Tensor, block: int, first: int) -> int:
@@ -99,3 +100,40 @@ def test_the_prints_of_blocks_are_those_of_each_and_strides_do_not_count(dtype: 
     for same in (row[None].t(), row[:, None], row.reshape(2, 2), flat.clone()[:4].requires_grad_(True)):
         assert fingerprint(same, 3) == fingerprint(row, 3)
     assert fingerprint(flat[1::5][:1]) == fingerprint(flat[1:2].clone()) == fingerprint(flat[1])
+
+
+def by_hand(data: bytes, key: int) -> int:
+    """What a device mixes, word by word."""
+
+    def signed(value: int) -> int:
+        return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+    total = 0
+    for place, (word,) in enumerate(struct.iter_unpack("<q", data + bytes(-len(data) % 8))):
+        keys = signed((place + key % (1 << 32)) * -7046029254386353131 + 1609587929392839161)
+        mixed = word ^ signed(keys ^ (keys >> 29))
+        product = signed(((mixed & 0xFFFFFFFF) | 1) * (mixed >> 32) + mixed * -4417276706812531889)
+        total += (product ^ (product >> 31)) * -7046029254386353131
+    return total % (1 << 64)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 33])
+def test_what_a_device_gives_is_what_it_always_gave(length: int) -> None:
+    flat = sample(length)
+    for key in (0, 7, (1 << 63) + 5, -1):
+        assert _mixed(flat, key) == by_hand(flat.numpy().tobytes(), key)
+
+
+@pytest.mark.parametrize("together", [1, 20, 1 << 22])
+def test_a_device_mixes_many_at_a_time_as_each_alone(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fingerprint, "_TOGETHER", together)
+    draw = torch.Generator().manual_seed(2)
+    sizes = [(1,), (2,), (5, 5), (0,), (16,), (), (31,), (400,)]
+    tensors = [torch.randn(size, generator=draw) for size in sizes]
+    tensors += [torch.randn(7, generator=draw).bfloat16(), torch.randn(3, generator=draw).double(), sample(12)[::2]]
+    rows = [(tensor, (place << 40) + place) for place, tensor in enumerate(tensors)]
+    assert _mixed_all(rows) == combine([_mixed(tensor.reshape(-1), key) for tensor, key in rows])
+    for length, first in itertools.product([0, 1, 15, 16, 33, 64, 111], [0, 9, (1 << 32) - 1]):
+        for flat in (sample(length), sample(length).bfloat16(), sample(length).double()):
+            each = [_mixed(flat[i : i + 16], first + i // 16) for i in range(0, length, 16)]
+            assert _mixed_blocks(flat, 16, first) == tuple(each)

@@ -26,7 +26,7 @@ from outlast.tensors import (
     reduce_slice,
     sum_of_squares,
 )
-from outlast.tensors._fold import MOST
+from outlast.tensors._fold import MOST, _squares_of_blocks
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here: there are two passes")
 
@@ -105,12 +105,12 @@ def test_a_flat_tensor_is_fingerprinted_and_measured_in_one_pass(compiled, lengt
     blocks = flat.split(BLOCK)
     found = look(flat, 9, squares=True)
     assert found.print == combine(block_prints(flat, BLOCK, 9)) == look(flat, 9, squares=False).print
-    assert found.squares == tuple(map(sum_of_squares, blocks))
+    assert found.squares == tuple(map(sum_of_squares, blocks)) == _squares_of_blocks(flat)
     assert found.squares == pytest.approx([float(b.double().square().sum()) for b in blocks], rel=1e-12)
     assert look(flat.double(), 9, squares=True).squares == found.squares
     flat[length // 2] = 1e20  # a float32 holds it, and not its square
     assert math.inf in look(flat, 9, squares=True).squares
-    assert look(flat, 9, squares=True).squares == tuple(map(sum_of_squares, blocks))
+    assert look(flat, 9, squares=True).squares == tuple(map(sum_of_squares, blocks)) == _squares_of_blocks(flat)
     assert all(map(math.isfinite, look(flat.double(), 9, squares=True).squares))
     flat[length // 2] = float("nan")
     assert any(map(math.isnan, look(flat, 9, squares=True).squares))

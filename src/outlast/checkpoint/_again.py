@@ -36,7 +36,7 @@ class _Container:
 
 
 class Outline:
-    """Of the tree that `node` encodes and of its tensors."""
+    """Remembers an encoded tree and its tensors, and encodes another one that differs from it in values only."""
 
     def __init__(self, root: Any, tensors: Sequence[torch.Tensor]) -> None:
         self._root = root

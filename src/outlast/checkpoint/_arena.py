@@ -15,6 +15,8 @@ import mmap
 import threading
 from collections.abc import Callable
 
+from outlast.checkpoint.threads import Threads
+
 __all__ = ["Arena", "Growth", "Slot", "address_of", "map_private", "thread_buffer"]
 
 _HUGE = 2 << 20
@@ -40,7 +42,7 @@ def touch(area: mmap.mmap) -> None:
 
 
 def address_of(buffer: memoryview) -> int:
-    """Of a writable buffer's first byte. It must outlive every use of the address."""
+    """The address of a writable buffer's first byte. The buffer must outlive every use of it."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
@@ -132,7 +134,7 @@ class Growth:
     """Free slots that are too small for a share that grew while they were taken, made larger beside training.
     `size_bytes`: the share's."""
 
-    def __init__(self, arena: Arena, pool: concurrent.futures.Executor) -> None:
+    def __init__(self, arena: Arena, pool: Threads) -> None:
         self._arena, self._pool = arena, pool
         self.size_bytes = 0
         self._newest: concurrent.futures.Future[None] | None = None
@@ -147,4 +149,4 @@ class Growth:
         return self._newest is not newest
 
     def begin(self, keep: frozenset[int]) -> None:
-        self._newest = self._pool.submit(self._arena.reserve, self.size_bytes, keep=keep)
+        self._newest = self._pool.try_submit(self._arena.reserve, self.size_bytes, keep=keep)

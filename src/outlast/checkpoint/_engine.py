@@ -101,7 +101,7 @@ class CheckpointEngine(SnapshotWriter):
 
         So is a store that does not answer: `timeout_s` after the save was durable.
         """
-        work = self._publisher.submit(self.commit, handle, certified=certified)
+        work = self._publisher.try_submit(self.commit, handle, certified=certified)
         return within(work, self._timeout_s, lambda: handle.unpublished(self.store.url), since=handle.durable)
 
     def prune(self, *, protected: Collection[int] = ()) -> PruneResult:

@@ -16,12 +16,13 @@ from outlast.checkpoint._arena import Slot
 from outlast.checkpoint._writer import Base
 from outlast.checkpoint.manifest import Part
 from outlast.checkpoint.snapshot import Snapshot
+from outlast.checkpoint.threads import begin
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 
-__all__ = ["Handle"]
+__all__ = ["COPY_S", "Handle"]
 
-_COPY_S = 600.0  # at least: copying is no work of a disk, however little patience there is with that
+COPY_S = 600.0  # at least: copying is no work of a disk, however little patience there is with that
 _FIRST_BYTES = 4096
 
 
@@ -35,11 +36,11 @@ class Handle:
         self.base: tuple[Base, int | None] = ({}, None)  # chunks it may refer to, and the generation that they lie in
         self.copied_s = self.durable_s = float("nan")
         self._snapshot, self._slot, self._timeout_s = snapshot, slot, timeout_s
-        self.copy_s = max(_COPY_S, timeout_s)
+        self.copy_s = max(COPY_S, timeout_s)
         self._claim = threading.Lock()  # taken by whoever settles `durable`; never given back
         self.returned = False  # the writer is done, one way or the other
         self._moved_s = time.monotonic()
-        self._timer: threading.Timer | None = None
+        self._over = threading.Event()  # the writer is done: nothing is left to watch
 
     def wait_copied(self, names: Collection[str] | None = None) -> None:
         """Call before overwriting these tensors (all by default), as the optimizer step does. Helps copying."""
@@ -59,22 +60,17 @@ class Handle:
         """From now on `late` is called, once and on a thread of its own, when nothing moves for `timeout_s`.
 
         Returns when the first bytes are there to be written: the step that waits for them shares its lock with us.
-        Raises what the copying raised.
+        Raises what the copying raised, and RuntimeError where no thread is to be had for the watch.
         """
         self._snapshot.ready(min(self.part.stream_bytes, _FIRST_BYTES), timeout_s=self.copy_s)
         self._moved_s = time.monotonic()
-        self._arm(self._timeout_s, late)
-
-    def _arm(self, left_s: float, late: Callable[[Handle], None]) -> None:
-        self._timer = threading.Timer(left_s, self._look, (late,))
-        self._timer.daemon = True
-        self._timer.start()
+        begin(threading.Thread(target=self._look, args=(late,), name="outlast-watch", daemon=True))
 
     def _look(self, late: Callable[[Handle], None]) -> None:
-        left_s = self._moved_s + self._timeout_s - time.monotonic()
-        if left_s > 0:
-            self._arm(left_s, late)
-        elif self.claim():
+        while (left_s := self._moved_s + self._timeout_s - time.monotonic()) > 0:
+            if self._over.wait(left_s):
+                return
+        if self.claim():
             late(self)
 
     def moved(self) -> None:
@@ -90,8 +86,7 @@ class Handle:
     def ended(self) -> None:
         """The writer is done."""
         self.returned = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._over.set()
 
     def given_up(self, url: str) -> CheckpointError:
         """What `durable` fails with when the watch ends it."""

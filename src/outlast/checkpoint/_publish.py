@@ -59,8 +59,10 @@ def publish(
     run: str = "",
     certified: bool = False,
     extra: dict[str, str] | None = None,
+    before: Callable[[], None] = lambda: None,
 ) -> int:
-    """Make `save` the newest generation and return its number. The same call again returns the same number.
+    """Make `save` the newest generation and return its number. The same call again returns the same number. `before`:
+    called right before each try to write the head; what it raises ends it.
 
     Raises `CheckpointError` if the save is older than what is published, `Damage` if a part is not as reported, and
     `OSError` if the store fails; nothing is published then.
@@ -87,10 +89,10 @@ def publish(
     parse_head(seal(draft), file="the head to be published")
     with Reader(draft, [store]):
         pass  # every part, piece and file size was held against the others
-    return _numbered(store, draft)
+    return _numbered(store, draft, before)
 
 
-def _numbered(store: Store, draft: Head) -> int:
+def _numbered(store: Store, draft: Head, before: Callable[[], None]) -> int:
     """Write the head under the first number that nobody else takes. What is there is read anew before each try."""
     for _ in range(_MAX_TRIES):
         found, unreadable = heads(store, newest=_LOOK_BACK)
@@ -105,6 +107,7 @@ def _numbered(store: Store, draft: Head) -> int:
                 did="the generation was not published",
                 remedy="remove the stray file that has the highest number",
             )
+        before()
         if store.publish(number, seal(msgspec.structs.replace(draft, generation=number))):
             return number
     raise CheckpointError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from outlast.checkpoint import save_events as events
 from outlast.checkpoint._arena import Arena, Growth, Slot
-from outlast.checkpoint._handle import Handle
+from outlast.checkpoint._handle import COPY_S, Handle
 from outlast.checkpoint._memory import Hold, MemoryStore, in_memory
 from outlast.checkpoint._open import open_store
 from outlast.checkpoint._plan import PartLayout, plan
@@ -93,8 +93,9 @@ class SnapshotWriter:
     def _make_threads(self, num_slots: int) -> None:
         """The first two touch memory only; the others may meet a disk that never answers."""
         limit_s = self._timeout_s
-        self._copier = concurrent.futures.ThreadPoolExecutor(1, "outlast-copy")
-        self._preparer = concurrent.futures.ThreadPoolExecutor(1, "outlast-prepare")
+        memory_s = max(COPY_S, limit_s)
+        self._copier = Threads(1, "outlast-copy", limit_s=memory_s)
+        self._preparer = Threads(1, "outlast-prepare", limit_s=memory_s)
         self._writers = Threads(num_slots, "outlast-write", limit_s=limit_s, prepare=lambda: be_nice(_NICE_WRITE))
         self._publisher = Threads(1, "outlast-publish", limit_s=limit_s)
         self._growth = Growth(self._arena, self._preparer)
@@ -122,7 +123,7 @@ class SnapshotWriter:
     def prepare_later(self, tree: Any) -> concurrent.futures.Future[None]:
         """As `prepare`, but the slots are made beside training. The tree is not looked at after this returns."""
         _, layout = self._planned(tree)
-        return self._preparer.submit(self._arena.reserve, layout.stream_bytes, keep=self._keep)
+        return self._preparer.try_submit(self._arena.reserve, layout.stream_bytes, keep=self._keep)
 
     @property
     def can_save(self) -> bool:
@@ -184,8 +185,11 @@ class SnapshotWriter:
             state_bytes=handle.state_bytes,
         ))  # fmt: skip
         self._probe("save.began")
-        self._copier.submit(snapshot.run)
-        work = self._writers.submit(self._write, handle, began_s)
+        try:
+            self._copier.submit(snapshot.run)
+        except (RuntimeError, MemoryError):
+            snapshot.run()  # no thread is to be had for it: then the step waits
+        work = self._writers.try_submit(self._write, handle, began_s)
         work.add_done_callback(lambda done: self._ended(handle, done))
         return handle
 
@@ -304,7 +308,7 @@ class SnapshotWriter:
         ))  # fmt: skip
 
     def _ended(self, handle: Handle, done: concurrent.futures.Future[PartReport]) -> None:
-        """Runs once, in the writer's thread, whatever became of the save."""
+        """Runs once, in the writer's thread (the caller's, if none is to be had), whatever became of the save."""
         handle.ended()
         mine, error = handle.claim(), done.exception()
         # A slot that is still being copied into must not become another save's.

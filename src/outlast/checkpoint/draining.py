@@ -16,7 +16,7 @@ from collections.abc import Callable
 from outlast.checkpoint.manifest import MAX_PART_BYTES, Chunk, Damage, Part, digest, parse_head, parse_part
 from outlast.checkpoint.retention import Retention, prune
 from outlast.checkpoint.store import Store, generation_name
-from outlast.checkpoint.threads import Threads
+from outlast.checkpoint.threads import Threads, failed
 from outlast.errors import CheckpointError
 
 __all__ = ["Drain", "Drainer", "drain"]
@@ -144,7 +144,11 @@ class Drainer:
             self._under_way = None  # said once
             self._failed(stuck, f"{self._far.url} has not answered for {self._limit_s:g} s")
         self.newest = Drain(generation)
-        return self.threads.submit(self._run, self.newest)
+        try:
+            return self.threads.submit(self._run, self.newest)
+        except (RuntimeError, MemoryError) as error:  # the generation stands where it is
+            self._failed(self.newest, f"{type(error).__name__}: {error}")
+            return failed(error)
 
     def _run(self, state: Drain) -> int:
         if state is not self.newest:

@@ -36,7 +36,7 @@ def chosen(names: Sequence[str], patterns: Sequence[str] | None) -> list[int]:
 
 
 def model_names(tree: Any) -> ModelNames:
-    """Of a tree as it is written. Nothing where the state says nothing of it."""
+    """The model's names as an encoded tree has them; empty where the state says nothing of them."""
     run = _entry(tree, "run")
     tied = _entry(run, "tied")
     pairs = tied.get("d", []) if isinstance(tied, dict) else []

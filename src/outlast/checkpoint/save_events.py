@@ -99,10 +99,12 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
 
 
 class Differs(msgspec.Struct, frozen=True, kw_only=True, tag="differs"):
-    """What was loaded was saved under other settings, on which the bits may depend."""
+    """What was loaded was saved under other settings, on which the bits may depend. `kept`: they are optimizers' and
+    schedulers', and hold in place of the script's."""
 
     step: int
     detail: str
+    kept: bool = False
 
 
 class Neighbour(msgspec.Struct, frozen=True, kw_only=True, tag="neighbour"):

@@ -70,7 +70,7 @@ class Schema(NamedTuple):
 
     @staticmethod
     def of(given: list[str], tensors: Sequence[torch.Tensor], like: Schema | None) -> Schema:
-        """Of these tensors; `like` itself if it is that."""
+        """The schema of these tensors; `like` itself if it is that."""
         if like is not None and like.given == given and all(map(_fits, like.specs, tensors)):
             return like
         named = zip(tensor_names(given), tensors, strict=True)

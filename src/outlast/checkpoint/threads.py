@@ -2,8 +2,9 @@
 
 Role: an executor as `concurrent.futures` has them, but one that a process can leave behind. The interpreter joins the
 threads of its own pools before it ends, however long: a write to a disk that is gone would keep a trained process
-alive for ever. Invariants: nobody waits for a thread that gave no sign of life for `limit_s`; who works is waited for,
-however long that takes; a process that ends without some of them says so. Cannot end a thread that the kernel holds.
+alive for ever. Invariants: nobody waits for a thread that gave no sign of life for `limit_s`, nor for one that never
+began; who works is waited for, however long that takes; a process that ends without some of them says so. Cannot end a
+thread that the kernel holds.
 """
 
 from __future__ import annotations
@@ -21,12 +22,40 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["Threads", "be_nice", "within"]
+__all__ = ["Threads", "be_nice", "begin", "failed", "within"]
 
 _GRACE_S = 1.0  # for a thread that only has to wake to end
+_LOOKS = 10  # of a second each: a process that was stopped for longer than all of them has spent only one
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class _Begun(threading.Event):
+    """What `Thread.start` waits on. A thread that got its stack, but no memory for its first frames, never sets it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Raises RuntimeError, as `Thread.start` does where there is no thread to be had."""
+        for _ in range(_LOOKS):
+            if super().wait(1.0):
+                return True
+        raise RuntimeError("can't start new thread: it did not begin")
+
+
+def begin(thread: threading.Thread) -> None:
+    """Start `thread`. Raises RuntimeError if it does not begin, where `Thread.start` alone would wait for ever.
+
+    MemoryError, too; it does nothing then, however late it begins after all.
+    """
+    run, first = thread.run, threading.Lock()  # whoever takes it says whether it runs; nobody gives it back
+    vars(thread)["run"] = lambda: run() if first.acquire(blocking=False) else None
+    if "_started" in vars(thread):  # its name in CPython 3.11 to 3.13; elsewhere this is a plain start
+        vars(thread)["_started"] = _Begun()
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError):
+        if first.acquire(blocking=False):
+            raise
 
 
 class _Crew:
@@ -44,7 +73,7 @@ class _Crew:
 
     def start(self) -> None:
         thread = threading.Thread(target=self._work, name=f"{self.name}_{len(self.threads)}", daemon=True)
-        thread.start()
+        begin(thread)
         self.threads.append(thread)
         if self.limit_s:  # the others belong to a thread that is waited for
             with _lock:
@@ -131,7 +160,10 @@ class Threads(concurrent.futures.Executor):
             _registered = True
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
-        """Raises RuntimeError after `shutdown`, and once the process ends."""
+        """Raises RuntimeError after `shutdown`, once the process ends, and where no thread is to be had for the work.
+
+        MemoryError, too; what was refused is not done by another thread later.
+        """
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._lock:
             if self._crew.stopped:
@@ -141,8 +173,19 @@ class Threads(concurrent.futures.Executor):
             if free or len(self._crew.threads) < self._num:
                 self.moved()  # nobody was silent while there was nothing to do
             if not free and len(self._crew.threads) < self._num:
-                self._crew.start()
+                try:
+                    self._crew.start()
+                except (RuntimeError, MemoryError):
+                    future.cancel()
+                    raise
         return future
+
+    def try_submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
+        """As `submit`, but what it would raise is what the future has failed with: for who can only look at that."""
+        try:
+            return self.submit(fn, *args, **kwargs)
+        except (RuntimeError, MemoryError) as error:
+            return failed(error)
 
     @property
     def is_silent(self) -> bool:
@@ -184,6 +227,13 @@ class Threads(concurrent.futures.Executor):
         self.shutdown(wait=False)
 
 
+def failed(error: BaseException) -> concurrent.futures.Future[Any]:
+    """The future of work that was never begun, because of `error`."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_exception(error)
+    return future
+
+
 def within(
     work: concurrent.futures.Future[T],
     limit_s: float,
@@ -191,7 +241,10 @@ def within(
     *,
     since: concurrent.futures.Future[Any],
 ) -> concurrent.futures.Future[T]:
-    """What `work` gives, or the failure `late()` once `limit_s` have passed after `since` was done."""
+    """What `work` gives, or the failure `late()` once `limit_s` have passed after `since` was done.
+
+    Or the RuntimeError of a clock for that which could not be started: nobody would end the wait for `work`.
+    """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     outcome.set_running_or_notify_cancel()  # as `work` does: what runs cannot be cancelled
     first = threading.Lock()  # whoever takes it settles; nobody gives it back
@@ -208,14 +261,22 @@ def within(
         error = work.exception()
         settle(lambda: outcome.set_result(work.result()) if error is None else outcome.set_exception(error))
 
+    def start_clock(_: concurrent.futures.Future[Any]) -> None:
+        try:
+            begin(timer)
+        except (RuntimeError, MemoryError) as error:
+            refused = error  # a name that outlives the clause
+            settle(lambda: outcome.set_exception(refused))
+
     timer = threading.Timer(limit_s, given_up)
     timer.daemon = True
     work.add_done_callback(done)
-    since.add_done_callback(lambda _: timer.start())
+    since.add_done_callback(start_clock)
     return outcome
 
 
 def be_nice(level: int) -> None:
     """Background threads yield the processor to training where the two compete, if the system lets them."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), level)
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):  # root may also be nicer to itself than it was told to be
+        os.setpriority(os.PRIO_PROCESS, thread, max(level, os.getpriority(os.PRIO_PROCESS, thread)))

@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drain": ("outlast.cli._drain", "Empty a host of a run, and keep it empty."),
     "evict": ("outlast.cli._evict", "Put another process in a replica's place."),
     "doctor": ("outlast.cli._doctor", "Check a host, or several, before a run."),
-    "prove": ("outlast.cli._prove", "Search for a schedule of faults that breaks the protocol."),
+    "prove": ("outlast.cli._prove", "Put the claims, or your own script, to the test under faults."),
     "rules": ("outlast.cli._rules", "List the robust aggregation rules with their conditions."),
     "config": ("outlast.cli._config", "Show every setting of a run and where its value came from."),
     "health": ("outlast.cli._health", "Test a device, and keep a diary of what devices did wrong."),
@@ -45,7 +45,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("outlast.cli._completion", "Print a script that completes commands in bash, zsh or fish."),
 }
 _MEANT = {
-    "start": "run", "train": "run", "torchrun": "run", "ps": "status", "logs": "why", "top": "watch",
+    "start": "run", "train": "run", "torchrun": "run", "dlrover-run": "run", "ft_launcher": "run",
+    "deepspeed": "run", "accelerate": "run", "resume": "run", "ps": "status", "logs": "why", "top": "watch",
     "dashboard": "serve", "check": "doctor", "checkpoint": "ckpt", "checkpoints": "ckpt", "simulate": "plan",
     "join": "agent", "worker": "agent", "resize": "scale", "cordon": "drain", "kill": "evict", "restart": "evict",
     "slurm": "launch", "sbatch": "launch", "kubernetes": "launch",
@@ -88,13 +89,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def command_of(name: str) -> click.Command:
-    """The command, loaded, with the examples that its help ends with."""
+    """The command, loaded, with the examples that its help, and those of the commands in it, end with."""
     import typer
 
     from outlast.cli._examples import epilog
 
     command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
     command.epilog = epilog(name)
+    for inner, one in getattr(command, "commands", {}).items():
+        one.epilog = one.epilog or epilog(f"{name} {inner}")
     return command
 
 
@@ -112,6 +115,7 @@ def _call(args: list[str]) -> int:
         return _tell(error, args)
     except click.ClickException as error:
         error.show()
+        _show_commands(error)
         if wants_json(args):
             print_error(error.format_message(), error.exit_code)
         return error.exit_code
@@ -124,6 +128,14 @@ def _call(args: list[str]) -> int:
         what = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
         return _tell(EnvironmentFault(what, remedy="give a place that can be read and written, with room"), args)
     return result if isinstance(result, int) else 0
+
+
+def _show_commands(error: click.ClickException) -> None:
+    """Where a command in a group is unknown, say which there are."""
+    group = getattr(getattr(error, "ctx", None), "command", None)
+    known = getattr(group, "commands", {})
+    if known and error.message.startswith("No such command"):
+        print(f"There are: {', '.join(known)}.", file=sys.stderr)
 
 
 def _tell(error: OutlastError, args: list[str]) -> int:

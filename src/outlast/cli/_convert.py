@@ -27,6 +27,9 @@ def convert_script(
         bool,
         typer.Option("--write", help="Change the file, and keep what it was in FILE.orig. Only if nothing is left."),
     ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="A new file for the result, also where something is left to do by hand.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Say what to change in a script that trains with torchrun and DDP, and do the mechanical part.
@@ -35,12 +38,27 @@ def convert_script(
     to be done by hand, and the exit code is then 1. Nothing is imported or run.
     """
     found = convert(_read(script), script.name, processes=processes)
-    if write and found.complete:
-        _write(script, found)
+    created = written = False
+    failed = None
+    try:
+        if output is not None:  # before the script is changed
+            _create(output, found, _newline(script.read_bytes()))
+            created = True
+        if write and found.complete:
+            _write(script, found)
+            written = True
+    except ConfigError as error:
+        failed = error  # what was found is shown all the same, but to programs, which read one answer
+    if failed is not None and as_json:
+        raise failed
     if as_json:
-        print(json.dumps(_fields(found, written=write and found.complete), indent=1))
+        print(json.dumps(_fields(found, written=written), indent=1))
     else:
-        _show(found, script, write)
+        _show(found, script, write=write, written=written)
+        if created:
+            print(f"{output} is what was converted" + ("." if found.complete else ", with that still to do."))
+    if failed is not None:
+        raise failed
     raise typer.Exit(0 if found.complete else 1)
 
 
@@ -59,7 +77,7 @@ def _write(path: Path, found: Conversion) -> None:
         was = path.read_bytes()
         with kept.open("xb") as file:
             file.write(was)
-        part.write_text(found.after, encoding="utf-8", newline="\r\n" if b"\r\n" in was else "\n")
+        part.write_text(found.after, encoding="utf-8", newline=_newline(was))
         part.chmod(path.stat().st_mode)
         part.replace(path)
     except FileExistsError as error:
@@ -71,21 +89,42 @@ def _write(path: Path, found: Conversion) -> None:
         ) from error
 
 
+def _create(path: Path, found: Conversion, newline: str) -> None:
+    """The result as a new file, whole or not at all. ConfigError where there is one, or where it cannot be."""
+    opened = False
+    try:
+        with path.open("x", encoding="utf-8", newline=newline) as file:
+            opened = True
+            file.write(found.after)
+    except OSError as error:
+        if opened:
+            path.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{path} was not written: {error}", did="nothing was changed", remedy="give --output a new file"
+        ) from error
+
+
+def _newline(text: bytes) -> str:
+    """How its lines end."""
+    return "\r\n" if b"\r\n" in text else "\n"
+
+
 def _fields(found: Conversion, *, written: bool) -> dict[str, object]:
     remarks = [{"line": r.line, "kind": r.kind, "what": r.what, "why": r.why} for r in found.remarks]
     return {"complete": found.complete, "written": written, "remarks": remarks, "diff": found.diff()}
 
 
-def _show(found: Conversion, script: Path, write: bool) -> None:
+def _show(found: Conversion, script: Path, *, write: bool, written: bool) -> None:
     for remark in found.remarks:
         what = remark.what if len(remark.what) <= 90 else remark.what[:87] + "…"
         print(f"{remark.line:>5}  {remark.kind:<8} {what}\n       {remark.why}")
     diff = found.diff()
-    print("\n" + diff if diff else "\nNothing was converted: half a conversion would train something else.")
+    print("\n" + diff if diff else "\nNothing was converted.")
     count = sum(r.kind == "by hand" for r in found.remarks)
     if not found.complete:
-        print(f"{count} to do by hand, marked above" + ("; the file was not changed" if write else "") + ".")
-    elif write:
+        kept = "; the file was not changed" if write else ""
+        print(f"{count} to do by hand, marked above; until then it would train something else{kept}.")
+    elif written:
         print(f"{script} is converted, {script.name}.orig is what it was. Next: outlast run --replicas 2 {script}")
-    else:
+    elif not write:
         print(f"Complete. Look at what is marked `check`, then: outlast convert {script} --write", file=sys.stdout)

@@ -36,6 +36,8 @@ def demo(
         from outlast.cli._serve import serve_beside
 
         serve_beside(base / "disturbed")
+    if not as_json:
+        print(f"outlast: two runs of {steps} steps, a disturbed and an undisturbed one, in {base}", flush=True)
     watch = _Progress(steps, quiet=as_json)
     demonstration = HostsDemo(base, steps, seed, watch, hosts) if hosts else Demo(base, steps, seed, watch)
     verdict = demonstration.run()
@@ -99,3 +101,4 @@ def _print(verdict: Any) -> None:
     same = "identical, to the bit" if verdict.identical else "DIFFERENT"
     print(f"parameters and optimizer state: {same}")
     print(f"\nBoth runs are kept: outlast why {verdict.run_dir}")
+    print(f"Side by side: outlast serve {verdict.run_dir} {verdict.reference_dir}")

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,7 @@ def doctor(
     from outlast.config import resolve
 
     begin = time.perf_counter()
+    _possible(quick, model, burn_in, reach or ())
     if compare:
         told = room.report("fleet", room.compare([_read(path) for path in compare]), {}, 0.0)
         return _tell(told, as_json, strict)
@@ -69,8 +71,6 @@ def doctor(
     findings = room.quick(settings, os.environ, places=places)
     if not quick:
         findings += _deep(settings, model)
-    elif model is not None or burn_in is not None:
-        raise ConfigError("--quick tries no model and no device", remedy="leave --quick, or --model and --burn-in, out")
     for address in reach or ():
         from outlast.doctor.network import look_at_host
 
@@ -81,8 +81,21 @@ def doctor(
     return _tell(room.report(socket.gethostname(), findings, facts, time.perf_counter() - begin), as_json, strict)
 
 
+def _possible(quick: bool, model: str | None, burn_in: float | None, reach: Sequence[str]) -> None:
+    """ConfigError for what cannot be done, before anything is."""
+    if quick and (model is not None or burn_in is not None):
+        raise ConfigError("--quick tries no model and no device", remedy="leave --quick, or --model and --burn-in, out")
+    if burn_in is not None and not 0 < burn_in < float("inf"):
+        raise ConfigError(f"--burn-in {burn_in:g} is no time", remedy="minutes, above 0; new devices want hours")
+    if reach:
+        from outlast.runtime.transport.endpoints import read_host_port
+
+        for address in reach:
+            read_host_port(address, "the host to reach")
+
+
 def _deep(settings: RunConfig, model: str | None) -> list[Finding]:
-    from outlast.doctor.deep import look_at_devices, look_at_store, repeats
+    from outlast.doctor.deep import look_at_devices, look_at_store, model_of, repeats
     from outlast.runtime.settings.versions import check_versions
 
     findings: list[Finding] = []
@@ -93,9 +106,10 @@ def _deep(settings: RunConfig, model: str | None) -> list[Finding]:
         check_versions()
     except EnvironmentFault:
         return findings  # the quick checks have said so
+    make = model_of(model) if model is not None else None
     print("outlast: asking devices what the answers are known to; --quick leaves that out", file=sys.stderr, flush=True)
     findings += look_at_devices()
-    return findings + (list(repeats(model)) if model is not None else [])
+    return findings + (list(repeats(make, str(model))) if make is not None else [])
 
 
 def _answer(address: str, seconds: float) -> int:
@@ -122,8 +136,6 @@ def _answer(address: str, seconds: float) -> int:
 def _burnt_in(minutes: float) -> list[Finding]:
     from outlast.doctor.deep import burn_in
 
-    if not 0 < minutes < float("inf"):
-        raise ConfigError(f"--burn-in {minutes:g} is no time", remedy="minutes, above 0; new devices want hours")
     last = [0.0]
 
     def told(device: str, seconds: float) -> None:

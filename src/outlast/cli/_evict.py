@@ -9,6 +9,7 @@ import typer
 
 from outlast.cli._operator import AT, JSON, SECRET, ask
 from outlast.cli._runs import DEFAULT_RUNS
+from outlast.cli._tls_options import TLS_CA, TLS_CERT, TLS_KEY, TLS_NAME
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -22,9 +23,14 @@ def evict(
     now: Annotated[bool, typer.Option("--now", help="Kill it, in place of letting it leave between steps.")] = False,
     join: AT = "",
     secret_file: SECRET = None,
+    tls_cert: TLS_CERT = "",
+    tls_key: TLS_KEY = "",
+    tls_ca: TLS_CA = "",
+    tls_name: TLS_NAME = "",
     json: JSON = False,
 ) -> int:
     """Have a replica leave between two steps, and start another process in its place."""
     from outlast.core.protocol import operator_messages as om
 
-    return ask(run, join, secret_file, lambda asker: om.EvictAsked(asker=asker, replica=replica, now=now), json)
+    tls = (tls_cert, tls_key, tls_ca, tls_name)
+    return ask(run, join, secret_file, lambda asker: om.EvictAsked(asker=asker, replica=replica, now=now), json, tls)

@@ -77,6 +77,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "prove": (
         ("outlast prove protocol --schedules 2000", "search for a schedule that breaks the protocol"),
         ("outlast prove faults --samples 12", "strike real fleets, compare the bits"),
+        ("outlast prove run train.py --epochs 1", "your own script under faults"),
     ),
     "rules": (("outlast rules", "all rules, with how many liars each bears"),),
     "config": (("outlast config show --config run.toml", "every setting, and where its value came from"),),
@@ -93,9 +94,61 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("outlast completion fish > ~/.config/fish/completions/outlast.fish", "for fish"),
     ),
 }
+_MORE = {
+    "plan collapse": ("--nodes 1000 --node-mtbf-hours 50000", "how long until the first of a thousand fails"),
+    "plan sweep": ("--nodes 1000 --node-mtbf-hours 50000", "the best interval, beside Young's and Daly's"),
+    "plan placement": ("--nodes 16 --copies 2 --losses 2", "two copies, and two machines at once"),
+    "plan objectives": ("samples.csv --sla 0.99", "which objectives were met, which budgets are burning"),
+    "plan quorum": ("--replicas 5 --availability 0.99", "which quorums serve, and how often"),
+    "plan burn-in": ("--units 64 --days 3", "what three days of burn-in buy"),
+    "plan price": ("--profile llama3 --price 2.5", "what lost work costs"),
+    "plan lifetimes": ("units.csv --years 3", "a job on units that are three years old"),
+    "plan month": ("outlast-runs --price 2.5", "useful time, failures and cost of a month"),
+    "plan fleet": (
+        "--nodes 1000 --node-mtbf-hours 50000",
+        "how many are down at a time, and the spares that takes",
+    ),
+    "plan interval": ("--mtbf-hours 50 --write-seconds 20", "when to checkpoint"),
+    "plan nines": ("--mtbf-hours 500 --mttr-hours 1 --target 0.999", "what the third nine takes"),
+    "plan target-study": ("--replications 100", "the study, with less patience"),
+    "plan job": ("--profile llama3 --accelerators 2048", "clocks, useful time, intervals, spares"),
+    "plan prediction": ("--profile llama3 --share 0.5 --precision 0.7", "hours saved against false alarms"),
+    "plan compare": ("a.toml b.toml", "which is better, and how long a run must be to show it"),
+    "plan fit": ("failures.csv --preset slurm --plot fit.html", "what the log's failures follow"),
+    "plan system": ("--params 70e9 --nodes 1000", "the three factors"),
+    "launch slurm": ("--nodes 3:4 --slots 8 --out job.sh train.py", "then: sbatch job.sh"),
+    "launch kubernetes": ("--nodes 3 --image registry/train:1 train.py", "then: kubectl apply -f"),
+    "prove faults": ("--samples 12", "real fleets, struck at their phases"),
+    "prove attacks": ("--attacks alie,ipm", "two lies, against one rule"),
+    "prove strikes": ("--fleets 20 --resume strikes.jsonl", "stopped, it goes on with the same command"),
+    "prove catalogue": ("--class omission", "who is silent, late or cut off"),
+    "prove lost-weekend": ("--asleep 60", "nobody looks for sixty hours"),
+    "prove run": ("--ranks 2 --minutes 15 --resume proof.jsonl train.py", "replicas of two processes, for a while"),
+    "prove gate": ("--minutes 5 --junit proof.xml train.py", "for a build server"),
+    "prove trace": ("--preset bamboo --hours 24 faults.csv train.py", "the busiest day of a log"),
+    "prove protocol": ("--schedules 2000", "in virtual time: no processes, no torch"),
+    "prove corruption": ("--flips 36 --audit 0.2", "who notices a flipped bit, and how fast"),
+    "config show": ("--config run.toml", "every setting, and where its value came from"),
+    "health ls": ("--json", "all devices that did something wrong"),
+    "health show": ("GPU-1234", "what one did"),
+    "health note": ("GPU-1234 'memory replaced' --repair", "a repair: what was before counts less"),
+    "health retire": ("GPU-1234 --reason 'wrong products'", "it gets no replica any more"),
+    "health learn": ("RUN", "add what a run tells to the diary"),
+    "health test": ("--minutes 10", "ask a device what the answers are known to"),
+    "health links": ("--run RUN", "judge links by a run's own exchanges"),
+    "ckpt ls": ("ckpt", "what is there"),
+    "ckpt show": ("ckpt --generation 7", "its tensors and the run's settings"),
+    "ckpt verify": ("ckpt --all", "every byte of every generation"),
+    "ckpt diff": ("ckpt@7 ckpt@9", "which tensors changed, and the settings"),
+    "ckpt resume-check": ("--steps 8 --stop-at 4 train.py", "does it resume to the bit?"),
+    "ckpt export": ("ckpt weights --names 'model.*' --strip-prefix model.", "weights that anybody can load"),
+    "ckpt import": ("model.safetensors ckpt", "then: outlast run --init-from ckpt"),
+    "ckpt prune": ("ckpt --keep-last 3 --dry-run", "what would go"),
+}
+EXAMPLES |= {name: ((f"outlast {name} {rest}", said),) for name, (rest, said) in _MORE.items()}
 
 
 def epilog(name: str) -> str:
-    """The end of `outlast NAME --help`."""
+    """The end of `outlast NAME --help`, also of a command in a group."""
     rows = [f"  {line}\n      {said}" for line, said in EXAMPLES.get(name, ())]
     return "\b\n" + "\n".join(["Examples:", *rows]) if rows else ""

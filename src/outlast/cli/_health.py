@@ -26,6 +26,9 @@ def health(context: typer.Context, diary: DiaryOption = None, as_json: JsonOptio
     """Find hardware that is wrong: what is suspected, tests of devices, and the diary of all of them."""
     if context.invoked_subcommand is None:
         _suspects(_open(diary), as_json)
+    else:  # before the command's name they mean what they mean after it, where they are not given again
+        given = ({"diary": diary} if diary else {}) | ({"as_json": True} if as_json else {})
+        context.default_map = {context.invoked_subcommand: given}
 
 
 def _suspects(book: Diary, as_json: bool) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from outlast.cli._launch_files import EngineJob, slurm_script
-from outlast.cli._launch_kubernetes import kubernetes_manifests
+from outlast.cli._launch_kubernetes import KubernetesJob, kubernetes_manifests
+from outlast.config import TlsFiles
 from outlast.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -44,24 +45,19 @@ def slurm(
     time: Annotated[str, typer.Option(help="limit, as Slurm has it: 1-00:00:00")] = "",
     partition: Annotated[str, typer.Option(help="of the site")] = "",
     python: Annotated[str, typer.Option(help="the interpreter on the nodes")] = "python",
+    tls_cert: Annotated[str, typer.Option(help="TLS: each node's certificate, a path there; {node}: its name")] = "",
+    tls_key: Annotated[str, typer.Option(help="its key, mode 600 on the nodes")] = "",
+    tls_ca: Annotated[str, typer.Option(help="the authorities of all nodes' certificates")] = "",
+    tls_name: Annotated[str, typer.Option(help="the name that they all bear; else addresses")] = "",
     out: _Out = None,
     as_json: _Json = False,
 ) -> int:
     """Write a script for sbatch: a run on the job's nodes that goes on when one of them fails."""
-    job = _job(
-        command,
-        nodes,
-        slots,
-        replicas,
-        spares,
-        options,
-        name=name,
-        cpus=cpus,
-        gpus=gpus,
-        time=time,
-        partition=partition,
-        python=python,
-    )
+    shape = _shape(command, nodes, slots, replicas, spares, options)
+    tls = TlsFiles.of({"cert": tls_cert, "key": tls_key, "ca": tls_ca, "name": tls_name})
+    job = EngineJob(
+        name=name, cpus=cpus, gpus=gpus, time=time, partition=partition, python=python, tls=tls, **shape
+    )  # fmt: skip
     return _tell(slurm_script(job), out, as_json)
 
 
@@ -78,20 +74,24 @@ def kubernetes(
     cpus: Annotated[int, typer.Option(min=0, help="processors a pod; 0 sets no limit")] = 0,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs a pod")] = 0,
     python: Annotated[str, typer.Option(help="the interpreter in the image")] = "python",
+    tls_secret: Annotated[str, typer.Option(help="TLS: a Secret with tls.crt, tls.key and ca.crt")] = "",
+    tls_name: Annotated[str, typer.Option(help="the name that its certificate bears")] = "",
     kind: Annotated[str, typer.Option(help="jobset, or trainjob with a runtime of its own")] = "jobset",
     out: _Out = None,
     as_json: _Json = False,
 ) -> int:
     """Write manifests for kubectl: one pod keeps the run's record and trains, the others join it."""
-    job = _job(
-        command, nodes, slots, replicas, spares, options, name=name, cpus=cpus, gpus=gpus, image=image, python=python
+    shape = _shape(command, nodes, slots, replicas, spares, options)
+    job = KubernetesJob(
+        name=name, cpus=cpus, gpus=gpus, image=image, python=python, tls_secret=tls_secret, tls_name=tls_name, **shape
     )
     return _tell(kubernetes_manifests(job, kind), out, as_json)
 
 
-def _job(
-    command: list[str], nodes: str, slots: int, replicas: int | None, spares: int, options: str, **more: object
-) -> EngineJob:
+def _shape(
+    command: list[str], nodes: str, slots: int, replicas: int | None, spares: int, options: str
+) -> dict[str, Any]:
+    """What both engines are told alike."""
     import shlex
 
     low, _, high = nodes.partition(":")
@@ -105,7 +105,7 @@ def _job(
             remedy="more nodes or slots, or fewer replicas",
         )
     told = ("--replicas", str(number), "--spares", str(spares), *shlex.split(options))
-    return EngineJob(nodes=(least, most), slots=slots, command=tuple(command), options=told, **more)  # type: ignore[arg-type]
+    return {"nodes": (least, most), "slots": slots, "command": tuple(command), "options": told}
 
 
 def _tell(text: str, out: Path | None, as_json: bool) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from outlast.config import TlsFiles
 from outlast.errors import ConfigError
 
 __all__ = ["GRACE_S", "EngineJob", "slurm_script"]
@@ -35,6 +36,8 @@ class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     partition: str = ""
     image: str = ""
     python: str = "python"
+    tls: TlsFiles | None = None
+    """On the nodes; `{node}` in a path is the name of each."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", self.name):
@@ -43,6 +46,12 @@ class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 1 <= self.nodes[0] <= self.nodes[1]:
             raise ConfigError(f"{self.nodes[0]} to {self.nodes[1]} nodes", remedy="--nodes MIN or MIN:MAX")
+        for word in self.options:
+            if word.startswith("--tls-"):
+                raise ConfigError(
+                    f"{word.partition('=')[0]} in --options is told to the first host alone",
+                    remedy="TLS is an option of outlast launch itself, for all hosts: see its --help",
+                )
 
 
 def _joined(words: Sequence[str]) -> str:
@@ -74,7 +83,7 @@ export endpoint=$(cat "$folder/endpoint")
 
 # --no-kill: a node that fails takes nobody with it; --kill-on-bad-exit=0: nor does a task that ends.
 code=0
-srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c '
+srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c '{tls}
 if [ "$SLURM_NODEID" = 0 ] && [ -z "${{OUTLAST_JOIN:-}}" ]; then
   # Slurm gives its notice to every process of the job, outlast stop only to the run.
   trap ": > \\"$folder/$try.noticed\\"" TERM
@@ -121,7 +130,7 @@ def slurm_script(job: EngineJob) -> str:
         *([f"--time={job.time}"] if job.time else []), *([f"--partition={job.partition}"] if job.partition else []),
         f"--signal=TERM@{GRACE_S}", "--requeue", "--no-kill", "--open-mode=append",
     ]  # fmt: skip
-    words = (*job.options, *job.command, job.python)
+    words = (*job.options, *job.command, job.python, *(job.tls or ()))
     for word in words:
         if "'" in word:
             raise ConfigError(f"a quote in {word!r}", remedy="put it into the script, or into run.toml with --config")
@@ -131,6 +140,13 @@ def slurm_script(job: EngineJob) -> str:
         nnodes=f"{job.nodes[0]}:{job.nodes[1]}",
         slots=job.slots,
         tries=_TRIES,
+        tls="".join(_exported(part, value) for part, value in (job.tls._asdict() if job.tls else {}).items()),
         options=_joined(job.options),
         command=_joined(job.command),
     )
+
+
+def _exported(part: str, value: str) -> str:
+    """One of the variables that tell a host of its certificates. Braces are quoted, and so is what replaces them."""
+    said = _joined([value]).replace("{node}", "$SLURMD_NODENAME")
+    return f"\nexport OUTLAST_TLS_{part.upper()}={said}" if value else ""

@@ -11,9 +11,10 @@ import json
 from typing import Any
 
 from outlast.cli._launch_files import GRACE_S, EngineJob
+from outlast.config import TlsFiles
 from outlast.errors import ConfigError
 
-__all__ = ["kubernetes_manifests"]
+__all__ = ["KubernetesJob", "kubernetes_manifests"]
 
 _PORT, _PROBES = 29400, 29402
 _USELESS = [2, 4, 5]  # bad arguments; not of this run; the script's own error
@@ -22,9 +23,29 @@ _NOTICE = (  # to the process that the kubelet watches; then TERM comes again, a
     "import os, signal; os.kill(1, signal.SIGTERM)"
 )
 _BUDGET = "policy/v1"
+_TLS = TlsFiles("/outlast-tls/tls.crt", "/outlast-tls/tls.key", "/outlast-tls/ca.crt")
+"""The files of a Secret as cert-manager makes it, and `kubectl create secret tls` but for the authority."""
+_KEY_MODE, _GROUP = 0o400, 1000  # an image's user has the key by this group: the kubelet lets it read the files
+_ENDPOINT = f"[$(POD_IP)]:{_PORT}"  # the brackets of IPv6 change nothing around IPv4
 
 
-def kubernetes_manifests(job: EngineJob, kind: str = "jobset") -> str:
+class KubernetesJob(EngineJob, frozen=True, kw_only=True):
+    """`tls_secret`: a Secret with tls.crt, tls.key and ca.crt for TLS between the pods, or ""; `tls_name`: the name
+    that its certificate bears, as pods have addresses of their own."""
+
+    tls_secret: str = ""
+    tls_name: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.tls_secret) != bool(self.tls_name):
+            raise ConfigError(
+                "of the Secret with certificates and the name that they bear only one is there",
+                remedy="--tls-secret SECRET --tls-name NAME: pods have no addresses that a certificate could be for",
+            )
+
+
+def kubernetes_manifests(job: KubernetesJob, kind: str = "jobset") -> str:
     """One JSON list, which kubectl reads. `kind`: jobset (jobset.x-k8s.io/v1alpha2), or trainjob
     (trainer.kubeflow.org/v1alpha1). ConfigError."""
     if not job.image:
@@ -42,14 +63,14 @@ def kubernetes_manifests(job: EngineJob, kind: str = "jobset") -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2)
 
 
-def _jobset(job: EngineJob) -> dict[str, Any]:
+def _jobset(job: KubernetesJob) -> dict[str, Any]:
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": job.name},
         "spec": _jobset_spec(job),
     }  # fmt: skip
 
 
-def _trainjob(job: EngineJob) -> list[dict[str, Any]]:
+def _trainjob(job: KubernetesJob) -> list[dict[str, Any]]:
     """The runtime is this run's own, as its hosts have two parts to play."""
     api = "trainer.kubeflow.org/v1alpha1"
     runtime = {
@@ -65,10 +86,10 @@ def _trainjob(job: EngineJob) -> list[dict[str, Any]]:
     return [runtime, asked]
 
 
-def _jobset_spec(job: EngineJob) -> dict[str, Any]:
+def _jobset_spec(job: KubernetesJob) -> dict[str, Any]:
     first = f"{job.name}-head-0-0.{job.name}"
     run = [
-        *_literal(job.python), "-m", "outlast", "run", "--endpoint", f"$(POD_IP):{_PORT}",
+        *_literal(job.python), "-m", "outlast", "run", "--endpoint", _ENDPOINT,
         "--nnodes", f"{job.nodes[0]}:{job.nodes[1]}", "--slots", str(job.slots), "--host", "head",
         "--probes", str(_PROBES), "--run-dir", "/outlast/run", *_literal(*job.options, *job.command),
     ]  # fmt: skip
@@ -96,7 +117,7 @@ def _literal(*words: str) -> list[str]:
     return [word.replace("$", "$$") for word in words]
 
 
-def _budget(job: EngineJob, part: str, least: int) -> dict[str, Any]:
+def _budget(job: KubernetesJob, part: str, least: int) -> dict[str, Any]:
     """At most one host at a time is evicted, and never the one with the run's record. A Job's pods have a budget by the
     least number only."""
     labels = {"jobset.sigs.k8s.io/jobset-name": job.name, "jobset.sigs.k8s.io/replicatedjob-name": part}
@@ -106,11 +127,16 @@ def _budget(job: EngineJob, part: str, least: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _replicated(part: str, number: int, job: EngineJob, command: list[str]) -> dict[str, Any]:
+def _replicated(part: str, number: int, job: KubernetesJob, command: list[str]) -> dict[str, Any]:
     """A Job a host, so that one is made anew by itself."""
+    volumes: list[dict[str, Any]] = [{"name": "outlast", "emptyDir": {}}]
+    more: dict[str, Any] = {}
+    if job.tls_secret:
+        more["securityContext"] = {"fsGroup": _GROUP}
+        volumes.append({"name": "tls", "secret": {"secretName": job.tls_secret, "defaultMode": _KEY_MODE}})
     pod = {
         "restartPolicy": "Never", "terminationGracePeriodSeconds": GRACE_S,
-        "containers": [_container(part, job, command)], "volumes": [{"name": "outlast", "emptyDir": {}}],
+        "containers": [_container(part, job, command)], "volumes": volumes, **more,
     }  # fmt: skip
     rules: list[dict[str, Any]] = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -125,23 +151,28 @@ def _replicated(part: str, number: int, job: EngineJob, command: list[str]) -> d
     return {"name": part, "replicas": number, "template": {"spec": spec}}
 
 
-def _container(part: str, job: EngineJob, command: list[str]) -> dict[str, Any]:
+def _container(part: str, job: KubernetesJob, command: list[str]) -> dict[str, Any]:
     limits = {"cpu": str(job.cpus)} if job.cpus else {}
     limits |= {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
     ports = [{"name": "probes", "containerPort": _PROBES}]
+    tls = _TLS._replace(name=job.tls_name)._asdict() if job.tls_secret else {}
+    mounts: list[dict[str, Any]] = [{"name": "outlast", "mountPath": "/outlast"}]
+    if job.tls_secret:
+        mounts.append({"name": "tls", "mountPath": "/outlast-tls", "readOnly": True})
     return {
         "name": "outlast", "image": job.image, "command": command,
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "OUTLAST_SECRET", "valueFrom": {"secretKeyRef": {"name": f"{job.name}-secret", "key": "secret"}}},
+            *({"name": f"OUTLAST_TLS_{part.upper()}", "value": value} for part, value in tls.items()),
         ],
         "ports": [*ports, {"name": "run", "containerPort": _PORT}] if part == "head" else ports,
         "resources": {"limits": limits, "requests": limits} if limits else {},
         "startupProbe": _probe("/healthz", 60), "livenessProbe": _probe("/healthz", 6),
         "readinessProbe": _probe("/ready", 2),
         "lifecycle": {"preStop": {"exec": {"command": [job.python, "-c", _NOTICE]}}},
-        "volumeMounts": [{"name": "outlast", "mountPath": "/outlast"}],
+        "volumeMounts": mounts,
     }  # fmt: skip
 
 

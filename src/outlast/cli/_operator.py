@@ -9,31 +9,41 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
 
 from outlast.cli._asking import holder_of
+from outlast.cli._tls_options import tls_given
 from outlast.errors import ConfigError, EnvironmentFault, MembershipError, WireRefusal
+
+if TYPE_CHECKING:
+    from outlast.runtime.transport.frames import Link
 
 __all__ = ["AT", "JSON", "SECRET", "ask", "ask_here"]
 
 _ANSWER_S = 15.0  # a coordinator that died is replaced by then
+_AGAIN_S = 0.1
 
-AT = Annotated[str, typer.Option("--join", help="HOST:PORT of a run that was started on another host")]
+AT = Annotated[str, typer.Option("--join", help="HOST:PORT of a run on other hosts, or its --record")]
 SECRET = Annotated[
     Path | None, typer.Option("--secret-file", help="with --join: the run's secret; else OUTLAST_SECRET")
 ]
 JSON = Annotated[bool, typer.Option("--json", help="The answer as JSON.")]
 
 
-def ask(run: Path, at: str, secret_file: Path | None, asked: Callable[[str], Any], as_json: bool) -> int:
-    """Send what `asked(name of the asker)` makes, and print the answer. Raises ConfigError for what is refused."""
-    address, secret, run_id = _elsewhere(at, secret_file) if at else _here(run)
-    answer = _answer(address, secret, run_id, asked(f"operator:{secrets.token_hex(4)}"))
+def ask(
+    run: Path, at: str, secret_file: Path | None, asked: Callable[[str], Any], as_json: bool, tls: Sequence[str] = ()
+) -> int:
+    """Send what `asked(name of the asker)` makes, and print the answer. `tls`: the options about it, for a run on other
+    hosts. Raises ConfigError for what is refused."""
+    place = _elsewhere(at, secret_file, tls) if at else _here(run)
+    answer = _answer(place, asked(f"operator:{secrets.token_hex(4)}"))
     if not answer.accepted:
         raise ConfigError(answer.text, did="nothing was changed", remedy=answer.remedy)
     if as_json:
@@ -46,26 +56,35 @@ def ask(run: Path, at: str, secret_file: Path | None, asked: Callable[[str], Any
 
 def ask_here(run_dir: Path, asked: Callable[[str], Any]) -> str:
     """Ask a run of this machine; returns what to expect. Raises as `ask` does."""
-    answer = _answer(*_here(run_dir), asked(f"operator:{secrets.token_hex(4)}"))
+    answer = _answer(_here(run_dir), asked(f"operator:{secrets.token_hex(4)}"))
     if not answer.accepted:
         raise ConfigError(answer.text, did="nothing was changed", remedy=answer.remedy)
     return str(answer.text)
 
 
-def _elsewhere(at: str, secret_file: Path | None) -> tuple[tuple[str, int], bytes, str]:
+class _Place(NamedTuple):
+    address: tuple[str, int]
+    secret: bytes
+    run_id: str
+    tls: Any  # files, or None
+
+
+def _elsewhere(at: str, secret_file: Path | None, tls: Sequence[str]) -> _Place:
+    from outlast.runtime.host.coordinator_finder import CoordinatorFinder
     from outlast.runtime.host.joined import read_secret
-    from outlast.runtime.transport.endpoints import read_host_port
 
     secret = read_secret(secret_file, os.environ.get("OUTLAST_SECRET"))
     if secret is None:
         raise ConfigError(
             "no secret of the run", remedy="--secret-file FILE, or OUTLAST_SECRET; outlast run says where it is"
         )
-    return read_host_port(at, "--join"), secret, ""
+    files = tls_given(*(tls or [""] * 4))
+    return _Place(CoordinatorFinder(at, secret, os.environ).within(_ANSWER_S), secret, "", files)
 
 
-def _here(run: Path) -> tuple[tuple[str, int], bytes, str]:
+def _here(run: Path) -> _Place:
     """Where the run's coordinator is, from what the launcher told its children."""
+    from outlast.config import decoded
     from outlast.observe import find_run
     from outlast.runtime.transport.coordinator_place import CoordinatorPlace
     from outlast.runtime.transport.endpoints import read_host_port
@@ -75,8 +94,10 @@ def _here(run: Path) -> tuple[tuple[str, int], bytes, str]:
     if told is None:
         raise EnvironmentFault(f"{run_dir} is only starting, or ending", remedy="ask again in a moment")
     moves = (run_dir / "coordinator").exists()  # the record is shared, and so the coordinator may be on another host
-    place = CoordinatorPlace(read_host_port(told["OUTLAST_COORDINATOR"]), run_dir if moves else None)
-    return place.now(), bytes.fromhex(told["OUTLAST_SECRET"]), told["OUTLAST_RUN"]
+    first, run_id = read_host_port(told["OUTLAST_COORDINATOR"]), told["OUTLAST_RUN"]
+    place = CoordinatorPlace(first, run_dir if moves else None, run_id)
+    files = decoded(told["OUTLAST_CONFIG"]).tls
+    return _Place(place.now(), bytes.fromhex(told["OUTLAST_SECRET"]), run_id, files)
 
 
 def _told_children(launcher: int, run_dir: Path) -> dict[str, str] | None:
@@ -101,25 +122,28 @@ def _told_children(launcher: int, run_dir: Path) -> dict[str, str] | None:
     return None
 
 
-def _answer(address: tuple[str, int], secret: bytes, run_id: str, message: Any) -> Any:
+def _answer(place: _Place, message: Any) -> Any:
     from outlast.core.protocol import host_messages as hm
     from outlast.core.protocol import operator_messages as om
     from outlast.runtime.transport.endpoints import shown
-    from outlast.runtime.transport.frames import Link
 
+    address = place.address
     decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(om.Answered | hm.Turned)
     try:
-        link = Link(address, secret, "operator", message.asker, _ANSWER_S, run_id)
+        link = _line(place, message.asker)
         try:
             link.send(message)
             answer = link.receive(decoder)
         finally:
             link.close()
     except (WireRefusal, ConnectionError) as error:
+        if isinstance(error, WireRefusal) and error.remedy:
+            told = f"the coordinator at {shown(*address)}: {error.message}"
+            raise MembershipError(told, did="nothing was asked", remedy=error.remedy) from error
         raise MembershipError(
             f"the coordinator at {shown(*address)} let go of the connection: {error}",
             did="whether anything was changed is not known",
-            remedy=f"{_again(message)}; a wrong secret and a run that is over look like this too",
+            remedy=f"{_again(message)}; a run that is over looks like this too",
         ) from error
     except OSError as error:
         raise EnvironmentFault(
@@ -130,6 +154,22 @@ def _answer(address: tuple[str, int], secret: bytes, run_id: str, message: Any) 
     if isinstance(answer, hm.Turned):
         raise MembershipError(answer.reason, did="nothing was changed", remedy="ask the run that is there now")
     return answer
+
+
+def _line(place: _Place, asker: str) -> Link:
+    """A connection to the coordinator. A crowd at its port lets go of a caller before anything was asked: it calls
+    again, for as long as an answer may take."""
+    from outlast.runtime.transport.frames import Link
+    from outlast.runtime.transport.tls import tls_of
+
+    tls, until_s, never = tls_of(place.tls), time.monotonic() + _ANSWER_S, threading.Event()
+    while True:
+        try:
+            return Link(place.address, place.secret, "operator", asker, _ANSWER_S, place.run_id, tls)
+        except ConnectionError as error:
+            if isinstance(error, ConnectionRefusedError) or time.monotonic() >= until_s:
+                raise
+        never.wait(_AGAIN_S)
 
 
 def _again(message: Any) -> str:

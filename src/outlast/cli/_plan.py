@@ -140,6 +140,7 @@ def nines(
     cost_repair: Annotated[float, typer.Option(help="Cost of halving the time to repair.")] = 1.0,
     incidents: Annotated[float, typer.Option(help="Incidents a month, for the budget.")] = 3.0,
     minutes: Annotated[float, typer.Option(help="Minutes each, for the budget.")] = 12.0,
+    svg: Svg = "",
     json: Json = False,
 ) -> None:
     """Availability, downtime, error budgets, and the cheaper way to one more nine."""
@@ -154,7 +155,7 @@ def nines(
         incidents=incidents,
         minutes=minutes,
     )
-    emit(answer, json)
+    emit(answer, json, svg)
 
 
 @app.command(name="target-study")
@@ -235,13 +236,15 @@ def prediction(
     share: Annotated[float | None, typer.Option(help="Share of failures foretold, in place of the diary's.")] = None,
     precision: Annotated[float | None, typer.Option(help="Share of alarms that come true; with --share.")] = None,
     notice_s: Annotated[float | None, typer.Option(help="Seconds from alarm to failure; with --share.")] = None,
+    svg: Svg = "",
     json: Json = False,
 ) -> None:
     """What prediction is worth to a job: hours saved against false alarms, as the diary measured it."""
     from outlast.plan.prediction import prediction_answer
 
     told = _foretold(diary, share, precision, notice_s)
-    emit(prediction_answer(**told, file=file or "", profile=profile, params=params, accelerators=accelerators), json)
+    answer = prediction_answer(**told, file=file or "", profile=profile, params=params, accelerators=accelerators)
+    emit(answer, json, svg)
 
 
 def _foretold(diary: str, share: float | None, precision: float | None, notice_s: float | None) -> dict[str, Any]:
@@ -301,7 +304,9 @@ def compare(
 @app.command()
 def fit(
     log: Annotated[str, typer.Argument(help="A failure log, or with --preset journal a run's directory.")],
-    preset: Annotated[str, typer.Option(help="infinitehbd, bamboo, slurm, k8s, xid or journal.")] = "",
+    preset: Annotated[
+        str, typer.Option(help="journal, slurm, k8s, xid, infinitehbd, bamboo, lanl, titan, philly or pai.")
+    ] = "",
     mapping: Annotated[str, typer.Option(help="A TOML that names the log's columns.")] = "",
     only: Annotated[list[str] | None, typer.Option(help="Keep rows with COLUMN=VALUE; may be repeated.")] = None,
     nodes: Annotated[int, typer.Option(help="Machines watched; 0: those that appear.")] = 0,
@@ -340,7 +345,9 @@ app.add_typer(trace, name="trace")
 def generate(
     log: Annotated[str, typer.Argument(help="The failure log to be like.")],
     out: Annotated[str, typer.Option(help="CSV file to write.")],
-    preset: Annotated[str, typer.Option(help="infinitehbd, bamboo, slurm, k8s, xid or journal.")] = "",
+    preset: Annotated[
+        str, typer.Option(help="journal, slurm, k8s, xid, infinitehbd, bamboo, lanl, titan, philly or pai.")
+    ] = "",
     mapping: Annotated[str, typer.Option(help="A TOML that names the log's columns.")] = "",
     days: Annotated[float, typer.Option(help="Length; 0: the log's own.")] = 0.0,
     nodes: Annotated[int, typer.Option(help="Machines of the new trace; 0: the log's own.")] = 0,
@@ -363,9 +370,10 @@ def system(
     nodes: Annotated[str, typer.Option(help="Node counts, comma-separated.")] = "64,512,2048",
     steps: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
     profile: Profile = "llama3",
+    svg: Svg = "",
     json: Json = False,
 ) -> None:
     """R = R_compute x R_communication x R_synchronisation over parameters, nodes and topology."""
     from outlast.plan.system_table import system_answer
 
-    emit(system_answer(params, nodes, steps, profile), json)
+    emit(system_answer(params, nodes, steps, profile), json, svg)

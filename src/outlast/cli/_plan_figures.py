@@ -89,12 +89,13 @@ def _register_services(app: typer.Typer, emit: Callable[..., Any]) -> None:
         objective: Annotated[list[str] | None, typer.Option(help='COLUMN<=BOUND@TARGET: "latency<=0.3@0.99".')] = None,
         sla: Annotated[float, typer.Option(help="Share of requests that the agreement promises.")] = 0.99,
         credit: Annotated[float, typer.Option(help="Share of the bill owed where it is broken.")] = 0.1,
+        svg: Svg = "",
         json: Json = False,
     ) -> None:
         """A bundle of objectives: shares, error budgets, burn rates; the agreement beside them."""
         from outlast.plan.services import objectives_answer
 
-        emit(objectives_answer(samples, objective or [], sla, credit), json)
+        emit(objectives_answer(samples, objective or [], sla, credit), json, svg)
 
     @app.command()
     def quorum(
@@ -104,12 +105,13 @@ def _register_services(app: typer.Typer, emit: Callable[..., Any]) -> None:
         availability: Annotated[float, typer.Option(help="Of one copy.")] = 0.999,
         tries: Annotated[int, typer.Option(help="Tries of one operation.")] = 1,
         partition: Annotated[float, typer.Option(help="Share of time that the network is cut in two.")] = 0.0001,
+        svg: Svg = "",
         json: Json = False,
     ) -> None:
         """Quorums and retries of an always-on service, and the choice between consistency and availability."""
         from outlast.plan.services import quorum_answer
 
-        emit(quorum_answer(replicas, read, write, availability, tries, partition), json)
+        emit(quorum_answer(replicas, read, write, availability, tries, partition), json, svg)
 
 
 def _register_costs(app: typer.Typer, emit: Callable[..., Any]) -> None:
@@ -143,6 +145,7 @@ def _register_costs(app: typer.Typer, emit: Callable[..., Any]) -> None:
         carbon: Annotated[float, typer.Option(help="Kilograms of CO2 a kWh.")] = 0.4,
         spot_price: Annotated[float | None, typer.Option(help="Of a spot accelerator: compare with reserved.")] = None,
         spot_mtbf_hours: Annotated[float, typer.Option(help="How long a spot machine is left to you, hours.")] = 200.0,
+        svg: Svg = "",
         json: Json = False,
     ) -> None:
         """Money, energy and carbon of lost work, and spot machines against reserved ones."""
@@ -152,7 +155,7 @@ def _register_costs(app: typer.Typer, emit: Callable[..., Any]) -> None:
             profile=profile, params=params, accelerators=accelerators, days=days, price=hour, watts=watts,
             carbon=carbon, spot_price=spot_price, spot_mtbf_h=spot_mtbf_hours,
         )  # fmt: skip
-        emit(answer, json)
+        emit(answer, json, svg)
 
 
 def _register_lifetimes(app: typer.Typer, emit: Callable[..., Any]) -> None:

@@ -25,6 +25,7 @@ def gate(
     replicas: Annotated[int, typer.Option(help="Replicas of each struck run.")] = 2,
     spares: Annotated[int, typer.Option(help="Spares of each struck run.")] = 1,
     hosts: Annotated[int, typer.Option(help="On so many hosts, 3 or more: network namespaces, as root.")] = 0,
+    ranks: Annotated[int, typer.Option(help="Processes of each replica, as for outlast run.")] = 1,
     config: Annotated[Path | None, typer.Option(help="Settings for all runs, as for outlast run.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Untrue numbers of status and why fail it, too.")] = False,
 ) -> int:
@@ -49,6 +50,7 @@ def gate(
         keep=None,
         shrink=4,
         hosts=hosts,
+        ranks=ranks,
     )
     for path in (junit, report):
         check_file(path)

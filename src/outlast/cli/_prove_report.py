@@ -57,11 +57,11 @@ def print_report(report: ProofReport) -> None:
 
 def _print_untested(report: ProofReport) -> None:
     """Those of this command, by reason; of the others their number."""
-    from outlast.prove.script_plan import KINDS
+    from outlast.prove.script_plan import KINDS, RANK_ALONE
 
     if not report.runs:
         return
-    mine = [(what, why) for what, why in report.untested if what in KINDS]
+    mine = [(what, why) for what, why in report.untested if what in (*KINDS, RANK_ALONE)]
     print()
     for reason in dict.fromkeys(why for _, why in mine):
         print(f"not tested: {', '.join(what for what, why in mine if why == reason)} ({reason})")

@@ -45,6 +45,7 @@ class Options(NamedTuple):
     shrink: int
     resume: Path | None = None
     hosts: int = 0
+    ranks: int = 1
     planned: Callable[[Shape], str] | None = None  # the schedule, once it is known how long a run takes
 
 
@@ -62,6 +63,7 @@ def run(
     replicas: Annotated[int, typer.Option(help="Replicas of each struck run.")] = 2,
     spares: Annotated[int, typer.Option(help="Spares of each struck run.")] = 1,
     hosts: Annotated[int, typer.Option(help="On so many hosts, 3 or more: network namespaces, as root.")] = 0,
+    ranks: Annotated[int, typer.Option(help="Processes of each replica, as for outlast run.")] = 1,
     schedule: Annotated[str, typer.Option(help="One run, struck as a failure printed it.")] = "",
     agents: Annotated[int, typer.Option(help="Agents, with --schedule.")] = 1,
     exchange: Annotated[str, typer.Option(help="auto, shm, c10d or hosts, with --schedule.")] = "auto",
@@ -79,23 +81,10 @@ def run(
     end with the same bits, every microbatch computed with one result, nothing left behind; or be truly lost. A fault of
     the script's own is named. Exit code 8 if anything does not hold."""
     options = Options(
-        script=script_of(script, module, args or [], "run"),
-        faults=faults,
-        runs=runs,
-        minutes=minutes,
-        seed=seed,
-        replicas=replicas,
-        spares=spares,
-        schedule=schedule,
-        agents=agents,
-        exchange=exchange,
-        checkpoints=checkpoints,
-        config=config,
-        keep=keep,
-        shrink=shrink,
-        resume=resume,
-        hosts=hosts,
-    )
+        script=script_of(script, module, args or [], "run"), faults=faults, runs=runs, minutes=minutes, seed=seed,
+        replicas=replicas, spares=spares, schedule=schedule, agents=agents, exchange=exchange, checkpoints=checkpoints,
+        config=config, keep=keep, shrink=shrink, resume=resume, hosts=hosts, ranks=ranks,
+    )  # fmt: skip
     check_file(report)
     found = prove(options, quiet=as_json)
     write_page(found, report)
@@ -145,7 +134,7 @@ def _proved(
     results, seed = file.found, file.seed
     base = options.keep or Path(tempfile.mkdtemp(prefix="outlast-prove-"))
     base.mkdir(parents=True, exist_ok=True)
-    shape = Shape(replicas=options.replicas, spares=options.spares, hosts=options.hosts)
+    shape = Shape(replicas=options.replicas, spares=options.spares, hosts=options.hosts, ranks=options.ranks)
     say = _said_to_nobody if quiet else _said
     say(f"seed {seed}; runs with findings are kept in {base}")
     campaign = ScriptCampaign(base, options.script, seed, shape, settings=options.config, keep=options.keep is not None)
@@ -164,7 +153,8 @@ def _proved(
             file.add(_attempt(campaign, fleet, live))
             say(_ended(results[-1], len(results)))
     shrunk = _shrunk(options, campaign, baseline, results, live, say)
-    report = proof_of(options.script, seed, baseline, results, _untested(kinds, impossible), shrunk)
+    untested = _untested(kinds, impossible, options.ranks)
+    report = proof_of(options.script, seed, baseline, results, untested, shrunk)
     if not (report.failures or report.script_faults or report.numbers or options.keep):
         shutil.rmtree(base, ignore_errors=True)
     return report
@@ -222,6 +212,8 @@ def _kinds(options: Options) -> list[str]:
         and (not options.keep.is_dir() or any(options.keep.iterdir()))
     ):
         raise ConfigError(f"--keep {options.keep} is not an empty directory", remedy="give a new directory")
+    if options.ranks not in (1, 2, 4, 8):
+        raise ConfigError(f"--ranks {options.ranks} cannot be", remedy="1, 2, 4 or 8 processes for each replica")
     if options.hosts and not (3 <= options.hosts <= 16 and options.replicas > 1):
         raise ConfigError(
             f"--hosts {options.hosts} --replicas {options.replicas} cannot be",
@@ -281,10 +273,11 @@ def _not_here(kind: str, hosts: int) -> str:
     )
 
 
-def _untested(kinds: Sequence[str], impossible: Mapping[str, str]) -> list[tuple[str, str]]:
-    from outlast.prove.script_plan import KINDS
+def _untested(kinds: Sequence[str], impossible: Mapping[str, str], ranks: int) -> list[tuple[str, str]]:
+    from outlast.prove.script_plan import KINDS, RANK_ALONE
 
-    told = [(name, f"cannot be put into this run: {reason}") for name, reason in impossible.items()]
+    told = [(RANK_ALONE, "each replica is one process; --ranks 2 gives it two")] if ranks == 1 else []
+    told += [(name, f"cannot be put into this run: {reason}") for name, reason in impossible.items()]
     return told + [(n, "left out by --faults") for n in KINDS if n not in kinds and n not in impossible]
 
 

@@ -14,32 +14,13 @@ import click
 import typer
 from typer.core import TyperCommand
 
+from outlast.cli._of_others import hint_for
 from outlast.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _FLAGS = frozenset({"--json", "--help", "--serve", "--init-strict", "--no-init-strict"})
 _TRY_S = 10.0  # for a disk that answers
 _LOG_TAIL_BYTES = 2000
-
-
-_OF_OTHERS = {
-    **dict.fromkeys(("nproc-per-node", "num-processes", "n", "np", "nprocs", "num-gpus", "ntasks"), "--replicas N"),
-    **dict.fromkeys(("node-rank", "machine-rank"), "leave it out; the other hosts come in by outlast agent --join"),
-    "num-machines": "--nnodes N",
-    **dict.fromkeys(("rdzv-endpoint", "master-addr"), "--endpoint HOST:PORT, for a run on several hosts"),
-    **dict.fromkeys(("rdzv-backend", "rdzv-id", "rdzv-conf", "standalone"),
-                    "leave it out, the coordinator is started with the run"),
-    "max-restarts": "OUTLAST_MAX_RESTARTS=N, or max_restarts under [run] in --config",
-    "monitor-interval": "leave it out, exits are noticed as they happen",
-    "master-port": "--port",
-    "main-process-port": "--port",
-    **dict.fromkeys(("log-dir", "redirects", "tee", "r", "t"), "--run-dir DIR; every replica's output is in its logs/"),
-    "module": "-m MODULE",
-    **dict.fromkeys(("no-python", "run-path"), "leave it out; give a Python script, or -m MODULE"),
-    "mixed-precision": "autocast in the loop",
-    "config-file": "--config FILE",
-    "min-nodes": "leave it out, one replica that holds the state is enough",
-}  # fmt: skip
 
 
 class _Command(TyperCommand):
@@ -54,7 +35,7 @@ class _Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            hint = _OF_OTHERS.get(error.option_name.lstrip("-").replace("_", "-"))
+            hint = hint_for(error.option_name)
             if hint is None:
                 raise
             raise click.UsageError(f"{error.option_name} is another launcher's: {hint}", ctx) from error
@@ -75,6 +56,10 @@ def run(
     host: Annotated[str | None, typer.Option(help="this host's name in the run; its own by default")] = None,
     secret_file: Annotated[Path | None, typer.Option(help="the run's secret; else made, or OUTLAST_SECRET")] = None,
     record: Annotated[str | None, typer.Option(help="sqlite, or etcd://HOST:PORT,… that all hosts share")] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="TLS between hosts: this one's certificate, PEM")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="its key, PEM, mode 600")] = None,
+    tls_ca: Annotated[str | None, typer.Option(help="the authorities of all hosts' certificates, PEM")] = None,
+    tls_name: Annotated[str | None, typer.Option(help="the name that they all bear; else addresses")] = None,
     exchange: Annotated[str | None, typer.Option(help="auto, shm, c10d or hosts")] = None,
     guards: Annotated[str | None, typer.Option(help="script, default, full or off: what is watched")] = None,
     aggregation: Annotated[str | None, typer.Option(help="mean, or a robust rule; outlast rules lists them")] = None,
@@ -97,13 +82,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end, nothing else")] = False,
 ) -> int:
     """Train SCRIPT on replicas that may fail; give it ARGS. Exit code: the run's (reference/errors)."""
-    given = {
-        "replicas": replicas, "ranks": ranks, "spares": spares, "agents": agents, "exchange": exchange, "rows": rows,
-        "threads": threads, "endpoint": endpoint, "nnodes": nnodes, "slots": slots, "port": port, "guards": guards,
-        "audit": audit, "aggregation": aggregation, "f": f, "pre": pre, "on_shortfall": on_shortfall, "resume": resume,
-        "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every, "init_from": init_from,
-        "init_strict": init_strict, "record": record,
-    }  # fmt: skip
+    given = dict(locals())  # those that are settings bear their names
     resolved, command = _resolved(given, config), _command(script, module, args or [])
     folder = run_dir or _new_directory()
     _serve(folder) if serve else None
@@ -145,8 +124,9 @@ def _remember(folder: Path) -> None:
 
 def _resolved(given: dict[str, Any], file: Path | None) -> Any:
     """The run's settings, from everywhere, checked."""
-    from outlast.config import resolve
+    from outlast.config import RunConfig, resolve
 
+    given = {key: value for key, value in given.items() if key in RunConfig.__struct_fields__}
     if os.environ.get("OUTLAST", "on").lower() == "off":
         raise ConfigError(
             "OUTLAST=off in the environment makes a plain loop of the script: there is nothing to replicate",
@@ -227,7 +207,26 @@ def _command(script: str | None, module: str | None, args: list[str]) -> list[st
         if script is not None and Path(script).name.startswith("python"):
             what += ": leave out the word python"
         raise ConfigError(what, remedy="outlast run [OPTIONS] train.py ARGS…, or outlast run [OPTIONS] -m MODULE ARGS…")
+    _check_script(Path(script))
     return [sys.executable, script, *args]
+
+
+def _check_script(path: Path) -> None:
+    """What no replica could begin is told now, not by each of them once torch is imported. Raises ConfigError."""
+    if path.suffix != ".py":
+        return  # an archive, or what else Python runs
+    import ast
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # which each replica gives
+            ast.parse(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy="see its owner and mode") from error
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise ConfigError(f"{path}{line}: {error.msg}", remedy="mend the script first") from error
 
 
 def launch(
@@ -263,7 +262,7 @@ def launch(
 
     def ready() -> None:
         with unheard():
-            print(f"outlast: {run_dir} (logs of the replicas under logs/)", flush=True)
+            print(_starting(resolved.config, command, run_dir), flush=True)
             if launcher.awaits:
                 print(f"outlast: {launcher.awaits} of other hosts: {_joining(launcher.endpoint, run_dir)}", flush=True)
 
@@ -280,6 +279,18 @@ def launch(
     if not as_json:
         launcher.ready = ready
     return launcher.run()
+
+
+def _starting(config: Any, command: list[str], run_dir: Path) -> str:
+    """What is being started, where its output is, and how to look at it."""
+    what = f"-m {command[2]}" if command[1] == "-m" else command[1]
+    spares = f" and {config.num_spares} spare{'s' * (config.num_spares != 1)}" if config.num_spares else ""
+    ranks = f" of {config.ranks} ranks each" if config.ranks > 1 else ""
+    count = f"{config.replicas} replica{'s' * (config.replicas != 1)}{ranks}{spares}"
+    return (
+        f"outlast: starting {count} of {what} in {run_dir}; each one's output is in its logs/, the first one's below\n"
+        f"outlast: in another terminal: outlast watch {run_dir} (or status, why, serve); Ctrl-C here stops the run"
+    )
 
 
 def _joining(endpoint: str, run_dir: Path) -> str:

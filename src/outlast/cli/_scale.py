@@ -9,6 +9,7 @@ import typer
 
 from outlast.cli._operator import AT, JSON, SECRET, ask
 from outlast.cli._runs import DEFAULT_RUNS
+from outlast.cli._tls_options import TLS_CA, TLS_CERT, TLS_KEY, TLS_NAME
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -21,10 +22,15 @@ def scale(
     ),
     join: AT = "",
     secret_file: SECRET = None,
+    tls_cert: TLS_CERT = "",
+    tls_key: TLS_KEY = "",
+    tls_ca: TLS_CA = "",
+    tls_name: TLS_NAME = "",
     json: JSON = False,
 ) -> int:
     """Have a run train with more or fewer replicas from now on. They come and go between two steps, and the result has
     the same bits. `outlast status` shows how far it is."""
     from outlast.core.protocol import operator_messages as om
 
-    return ask(run, join, secret_file, lambda asker: om.ScaleAsked(asker=asker, replicas=replicas), json)
+    tls = (tls_cert, tls_key, tls_ca, tls_name)
+    return ask(run, join, secret_file, lambda asker: om.ScaleAsked(asker=asker, replicas=replicas), json, tls)

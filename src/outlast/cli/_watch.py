@@ -34,7 +34,7 @@ def follow(run: Path) -> None:
     from outlast.observe import Live, find_run
 
     run_dir = find_run(run).run_dir
-    live, pause = Live(run_dir, stream=sys.stdout), threading.Event()
+    live, pause = Live(run_dir, stream=sys.stdout, strict=True), threading.Event()
     try:
         while True:
             held = is_held(run_dir)  # asked first: what is written before the lock is let go of is then read below

@@ -16,7 +16,8 @@ __all__ = ["Arguments"]
 
 
 class Arguments:
-    """Of one call. `made`: the rewrite of the script; `given`: further arguments, as text in the loop's function."""
+    """Finds the arguments of one call of `protect`. `made`: the rewrite of the script; `given`: further arguments, as
+    text in the loop's function."""
 
     def __init__(self, made: Any, loops: Loops, given: Mapping[str, str], optimizer: str, accumulated: str) -> None:
         self.made, self.loops, self.facts, self.edits = made, loops, made.facts, made.edits
@@ -48,7 +49,8 @@ class Arguments:
         if len(found) != 1:
             self._by_hand(
                 loop,
-                f"{len(found)} models that DistributedDataParallel was put around are known here",
+                f"{len(found)} models are known here: what DistributedDataParallel was put around, or whose parameters "
+                "are asked for",
                 "name the model as the first argument of protect()",
             )
         return found[0] if found else "model"

@@ -8,12 +8,24 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from outlast.convert._callers import calls_by_any_name, loops_around, repeats
 from outlast.convert._facts import calls_in, names_in
 from outlast.convert._loops import Loops
 
 __all__ = ["say_doubts"]
 
 _BARS = ("tqdm", "trange", "track", "iter", "islice", "cycle", "zip", "enumerate", "chain")
+
+_ROUND = (
+    "protect() is called once: a plain range() counts epochs, alone. For a number of steps one loop takes the place of "
+    "all: for step in training.steps(until=…)"
+)
+_CARRIED = "a replica that joins begins with its first value: protect(state={…}) carries it"
+_ALONE = (
+    "one replica alone comes here, and what is remembered has to be equal on all: let every replica compute what "
+    "decides (training.evaluate(…) shares it out, with one result), keep run.is_writer for printing and saving, and "
+    "give protect(state={…}) what is remembered"
+)
 
 
 def say_doubts(made: Any, body: Any, loops: Loops) -> None:
@@ -100,22 +112,12 @@ class _Doubts:
     def _around(self) -> None:
         """Where protect stands it is called once, and between epochs and batches is no other loop."""
         loops, facts = self.loops, self.facts
-        place: Any = loops.epochs or loops.batches
-        for _ in range(4):
-            for outer in facts.within(place):
-                if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
-                    break
-                if isinstance(outer, ast.For | ast.While):
-                    self._by_hand(
-                        outer, ast.unparse(outer), "protect() is called once: a plain range() counts epochs, alone"
-                    )
-            function = facts.function_of(place)
-            calls = facts.calls_of(function)
-            if len(calls) > 1 and place in (loops.epochs, loops.batches):
-                self._by_hand(calls[1], ast.unparse(calls[1]), "protect() is called once")
-            if not calls:
-                break
-            place = calls[0]
+        place = loops.epochs or loops.batches
+        for outer in loops_around(facts, place):
+            self._by_hand(outer, ast.unparse(outer), _ROUND)
+        for again in repeats(facts, facts.function_of(place)):
+            self._by_hand(again, ast.unparse(again), "protect() is called once, and this may do it again")
+        self._beside()
         if loops.epochs is not None:
             for inner in ast.walk(loops.epochs):
                 if isinstance(inner, ast.For | ast.While) and inner not in (loops.epochs, loops.batches):
@@ -128,6 +130,21 @@ class _Doubts:
                 continue
             if facts.is_call(node.value, *_BARS):
                 self._by_hand(node, ast.unparse(node), "put it around the loader in the loop's header")
+
+    def _beside(self) -> None:
+        """A function that takes steps now has no other call, which would give it something else."""
+        loops, facts = self.loops, self.facts
+        taking: list[tuple[Any, Any]] = [(loops.backward, loops.step_call)] if loops.step_call is not None else []
+        taking += [(loops.batches, loops.epochs)] if loops.epochs is not None else []
+        for trains, known in taking:
+            function = facts.function_of(trains)
+            if function is facts.function_of(known):
+                continue
+            understood = [c for c in facts.calls_of(function) if known is c or known in facts.within(c)]
+            for call in calls_by_any_name(facts, function):
+                if call not in understood:
+                    why = f"{function.name} takes the steps of the loop that calls it, and here it is given none"
+                    self._by_hand(call, ast.unparse(call), why)
 
     def _swept(self) -> None:
         """Behind the backward, what is done in the inner loop is done for each microbatch, and before the step."""
@@ -154,12 +171,18 @@ class _Doubts:
                 if not isinstance(test, ast.If) or self.made.gone(test):
                     continue
                 stored = {n for s in test.body for n in names_in(s, ast.Store)}
+                alone = any(self._by_writer(o) for o in self.facts.within(test))
                 for name in sorted(stored & names_in(test.test)):
-                    self._by_hand(
-                        test,
-                        f"{name} is remembered and decides",
-                        "a replica that joins begins with its first value: protect(state={…}) carries it",
-                    )
+                    self._by_hand(test, f"{name} is remembered and decides", _ALONE if alone else _CARRIED)
+
+    def _by_writer(self, outer: ast.AST) -> bool:
+        """Whether one process alone went in there."""
+        kinds = self.facts.kinds
+        return isinstance(outer, ast.If) and any(
+            self.facts.is_writer_test(part) or kinds.get(ast.unparse(part)) == "writer"
+            for part in ast.walk(outer.test)
+            if isinstance(part, ast.expr)
+        )
 
     def _divided(self) -> None:
         """With accumulation the loss is divided by what is accumulated, once, and nothing is multiplied back."""

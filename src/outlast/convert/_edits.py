@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from typing import Any
 
-__all__ = ["Edits"]
+__all__ = ["Edits", "quoted_lines"]
 
 
 class Edits:
@@ -42,7 +42,11 @@ class Edits:
 
     def drop(self, statement: Any) -> None:
         """Leave a statement's lines out."""
-        self._dropped |= set(range(statement.lineno, statement.end_lineno + 1))
+        self.drop_lines(statement.lineno, statement.end_lineno)
+
+    def drop_lines(self, first: int, last: int) -> None:
+        """Leave lines out, both of these and those between."""
+        self._dropped |= set(range(first, last + 1))
 
     def insert(self, line: int, text: str) -> None:
         """Put a line before this one."""
@@ -55,9 +59,7 @@ class Edits:
 
     def keep_strings(self, tree: ast.AST) -> None:
         """Lines inside of strings are never indented."""
-        for node in ast.walk(tree):
-            if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-                self._quoted |= set(range(node.lineno + 1, (node.end_lineno or 0) + 1))
+        self._quoted |= quoted_lines(tree)
 
     def first_of(self, statement: Any) -> int:
         """The line of a statement, or of the comments above it."""
@@ -87,3 +89,12 @@ class Edits:
                     continue  # what stood between them was left out
                 made.append(" " * self._deeper[number] + kept if kept.strip() else kept)
         return "\n".join(made) + "\n"
+
+
+def quoted_lines(tree: ast.AST) -> set[int]:
+    """Lines that begin inside of a string."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            found |= set(range(node.lineno + 1, (node.end_lineno or 0) + 1))
+    return found

@@ -9,10 +9,11 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Facts", "names_in"]
+__all__ = ["LOADERS", "Facts", "names_in"]
 
 _RANKS = {"RANK": "rank", "LOCAL_RANK": "local", "WORLD_SIZE": "world"}
 _RANK_CALLS = {"get_rank": "rank", "get_world_size": "world", "get_node_local_rank": "local"}
+LOADERS = ("DataLoader", "StatefulDataLoader")  # torchdata's is one of torch's
 _WRAPPERS = ("DistributedDataParallel", "DDP")
 
 
@@ -28,7 +29,8 @@ def names_in(node: ast.AST, kind: type[ast.expr_context] = ast.Load) -> set[str]
 
 
 class Facts:
-    """Of one script. Raises SyntaxError for what is no Python."""
+    """Knows what names in one script stand for: imports, ranks, wrapped models, samplers. Raises SyntaxError for what
+    is no Python."""
 
     def __init__(self, source: str, aliases: Mapping[str, str] | None = None) -> None:
         """`aliases`: imports of a text that this one was made of."""
@@ -38,14 +40,29 @@ class Facts:
         }
         self.aliases = {**(aliases or {}), **self._imports()}
         self.kinds: dict[str, str] = {}  # "rank", "local", "world" or "writer" by the text that stands for it
-        self.models: set[str] = set()  # what DDP was put around, as text
+        self.wrapped: set[str] = set()  # what DDP was put around, as text
+        self.managers: set[str] = set()  # torchft's
         self.samplers: dict[str, str] = {}  # a distributed sampler's name to its shuffle=
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 self._assigned(ast.unparse(node.targets[0]), node.value)
+                for target, value in pairs_of(node):
+                    if kind := self.rank_kind(value):
+                        self.kinds[ast.unparse(target)] = kind
+        self.models = self.wrapped or self._optimized()  # as text
         for node in ast.walk(self.tree):  # master_process = ddp_rank == 0, once ranks are known
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and self.is_writer_test(node.value):
-                self.kinds[ast.unparse(node.targets[0])] = "writer"
+            for target, value in pairs_of(node) if isinstance(node, ast.Assign) else ():
+                if self.is_writer_test(value):
+                    self.kinds[ast.unparse(target)] = "writer"
+
+    def _optimized(self) -> set[str]:
+        """The only thing whose parameters a script without DDP asks for."""
+        calls = list(calls_in(self.tree))
+        if any(self.is_call(call, *_WRAPPERS) for call in calls):
+            return set()
+        methods = [c.func for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "parameters"]
+        owners = {ast.unparse(method.value) for method in methods}
+        return owners if len(owners) == 1 else set()
 
     def _imports(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -57,13 +74,12 @@ class Facts:
         return found
 
     def _assigned(self, target: str, value: ast.expr) -> None:
-        kind = self.rank_kind(value)
-        if kind:
-            self.kinds[target] = kind
         if isinstance(value, ast.Call) and self.is_call(value, *_WRAPPERS):
-            self.models.add(target)
+            self.wrapped.add(target)
+        if isinstance(value, ast.Call) and self.dotted(value.func) == "torchft.Manager":
+            self.managers.add(target)
         sampler = next((c for c in calls_in(value) if self.is_call(c, "DistributedSampler")), None)
-        if sampler is not None and not any(self.is_call(c, "DataLoader") for c in calls_in(value)):
+        if sampler is not None and not any(self.is_call(c, *LOADERS) for c in calls_in(value)):
             self.samplers[target] = shuffle_of(sampler)
 
     def dotted(self, node: ast.AST) -> str:
@@ -132,6 +148,19 @@ class Facts:
                 return keyword.value
         place = names.index(name) if name in names else -1
         return call.args[place] if 0 <= place < len(call.args) else None
+
+
+def pairs_of(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
+    """What is given to what: `a, b = x, y` are two. Empty where it cannot be told apart."""
+    if len(node.targets) != 1:
+        return []
+    target, value = node.targets[0], node.value
+    if not isinstance(target, ast.Tuple | ast.List):
+        return [(target, value)]
+    alike = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+    if not alike or any(isinstance(part, ast.Starred) for part in [*target.elts, *value.elts]):  # type: ignore[attr-defined]
+        return []
+    return list(zip(target.elts, value.elts, strict=True))  # type: ignore[attr-defined]
 
 
 def calls_in(node: ast.AST) -> Iterator[ast.Call]:

@@ -10,6 +10,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
+from outlast.convert._callers import calls_by_any_name, repeats
 from outlast.convert._facts import Facts
 
 __all__ = ["Loops", "Unclear", "find_loops"]
@@ -60,8 +61,14 @@ def find_loops(facts: Facts) -> Loops:
     if epochs is None and not isinstance(function, ast.Module):
         calls = [(c, _range_around(facts, c)) for c in facts.calls_of(function)]
         inside = [(c, loop) for c, loop in calls if loop is not None]
-        if len(inside) > 1 or (calls and not inside):
-            raise Unclear(function.lineno, f"{function.name} is called {len(calls)} times, {len(inside)} in a loop")
+        again = [] if inside else list(repeats(facts, function))
+        if len(inside) > 1 or again:
+            count = len(calls_by_any_name(facts, function))
+            where = f"; line {again[0].lineno} does it again" if again else ""  # type: ignore[attr-defined]
+            raise Unclear(
+                function.lineno, f"{function.name}, which trains, is called {count} times, {len(inside)} of them "
+                f"in a loop over a range: one is understood{where}"
+            )  # fmt: skip
         if inside:
             outer, epochs = inside[0]
             passed = facts.argument(outer, function, ast.unparse(loader))

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from outlast.convert._facts import calls_in, names_in
+from outlast.convert._facts import LOADERS, calls_in, names_in
 from outlast.convert._loops import Loops
 
 __all__ = ["say_remembered"]
@@ -94,7 +94,7 @@ class _Remembered:
             if node in inside or not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
                 continue
             last = ast.unparse(node.value.func).rpartition(".")[2]
-            if last[:1].isupper() and not self.facts.is_call(node.value, "DataLoader", "Path"):
+            if last[:1].isupper() and not self.facts.is_call(node.value, *LOADERS, "Path"):
                 found |= set().union(*(names_in(target, ast.Store) for target in node.targets))
         return found - known
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outlast.convert._body import LoopBody
+from outlast.convert._by_hand import outermost_loop, say_loops
 from outlast.convert._doubts import say_doubts
 from outlast.convert._edits import Edits
-from outlast.convert._facts import Facts, calls_in, names_in, shuffle_of
+from outlast.convert._facts import LOADERS, Facts, calls_in, pairs_of, shuffle_of
+from outlast.convert._joining import add_join, joined_as, without_unused_imports
 from outlast.convert._loops import OWN_LOOP, Loops, Unclear, find_loops
+from outlast.convert._peers import flattened, followed, leave_calls_out
 from outlast.convert._remembered import say_remembered
 from outlast.convert._survivors import say_survivors
 from outlast.errors import ConfigError
@@ -21,19 +24,9 @@ __all__ = ["Conversion", "Remark", "convert"]
 Kind = Literal["changed", "removed", "added", "check", "by hand"]
 _GONE = ("init_process_group", "destroy_process_group", "barrier", "set_device", "set_epoch")
 _COLLECTIVES = (
-    "all_reduce",
-    "reduce",
-    "all_gather",
-    "gather",
-    "broadcast",
-    "all_gather_object",
-    "broadcast_object_list",
-    "gather_object",
-    "reduce_scatter",
-    "new_group",
-    "no_sync",
-    "spawn",
-)
+    "all_reduce", "reduce", "all_gather", "gather", "broadcast", "all_gather_object", "broadcast_object_list",
+    "gather_object", "reduce_scatter", "new_group", "no_sync", "spawn",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,25 +61,35 @@ class Conversion:
 
 def convert(source: str, name: str = "train.py", *, processes: int = 8) -> Conversion:
     """Convert a script that trains with torchrun and DDP. `processes`: how many torchrun started, which is how many
-    microbatches a step has. Raises ConfigError for text that is no Python, and for a script that is converted."""
+    microbatches a step has. Raises ConfigError for text that is no Python, and for a script that is converted, or that
+    joins a run in a way that is not understood."""
     try:
         facts = Facts(source)
     except SyntaxError as error:
-        raise ConfigError(f"{name}, line {error.lineno}: {error.msg}", remedy="mend the script first") from error
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise ConfigError(f"{name}{line}: {error.msg}", remedy="mend the script first") from error
     if any(isinstance(n, ast.Attribute) and n.attr == "protect" for n in ast.walk(facts.tree)) and "outlast" in source:
         raise ConfigError(f"{name} calls outlast's protect() already", remedy="nothing: outlast run " + name)
-    made = _Rewrite(source, facts, processes)
+    text, blocks = flattened(source, facts)
+    made = _Rewrite(text, Facts(text) if blocks else facts, processes, joined_as(facts, name))
+    for block in blocks:
+        what = f"with {ast.unparse(block.items[0])}:"
+        made.say(block, "removed", what, "what stood in it moved out: a step is committed, or it is not")
+        made.edits.drop_lines(block.lineno, block.items[0].context_expr.end_lineno or block.lineno)
     after = made.run()
+    after = source if after == text else after
     remarks = sorted(set(made.remarks), key=lambda r: (r.line, r.kind, r.what))
     return Conversion(name=name, before=source, after=after, remarks=tuple(remarks))
 
 
 class _Rewrite:
-    def __init__(self, source: str, facts: Facts, processes: int) -> None:
-        self.source, self.facts, self.processes = source, facts, processes
+    def __init__(self, source: str, facts: Facts, processes: int, joined: str) -> None:
+        """`joined`: what the script calls the run that it joins already, "" if none."""
+        self.source, self.facts, self.processes, self.joined = source, facts, processes, joined
         self.edits = Edits(source)
         self.remarks: list[Remark] = []
         self.dropped: set[ast.AST] = set()
+        self.replaced: set[ast.AST] = set()  # expressions that the new text does not have
         self.edits.keep_strings(facts.tree)
         used = {n.id for n in ast.walk(facts.tree) if isinstance(n, ast.Name)}
         used |= {n.arg for n in ast.walk(facts.tree) if isinstance(n, ast.arg)}
@@ -94,6 +97,7 @@ class _Rewrite:
             n.attr for n in ast.walk(facts.tree) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self"
         }
         self.names = {word: _unused(word, used) for word in ("run", "training", "steps", "step")}
+        self.names["run"] = joined or self.names["run"]
 
     def say(self, node: Any, kind: Kind, what: str, why: str) -> None:
         self.remarks.append(Remark(line=node if isinstance(node, int) else node.lineno, kind=kind, what=what, why=why))
@@ -128,52 +132,58 @@ class _Rewrite:
             loops = find_loops(self.facts)
         except Unclear as unclear:
             self.say(unclear.line, "by hand", unclear.what, unclear.remedy)
-            self._explain_only()
-            return self.source
-        self._processes(loops)
+            return self._all_but_loops()
+        self._processes()
         self._loaders()
         body = LoopBody(self, loops)
         body.rewrite()
-        self._ranks(loops)
+        self._ranks(loops.epochs or loops.batches)
         self._lengths(loops, body.accumulated)
-        self._join()
-        self._empty_blocks()
-        for statement in self.dropped:
-            self.edits.drop(statement)
-        after = self.edits.text()
-        try:
-            after = _without_unused_imports(self.source, after)
-            ast.parse(after)
-        except SyntaxError as error:  # what cannot be read is never handed out
-            self.say(1, "by hand", f"the script is laid out in a way that is not understood ({error.msg})", OWN_LOOP)
-            self.remarks = [remark for remark in self.remarks if remark.kind == "by hand"]
-            return self.source
-        say_doubts(self, body, loops)
-        say_remembered(self, body, loops)
+        add_join(self, self.joined, "import outlast", "from outlast.adapters.loaders import of_loader")
+        after = self._applied()
+        if after != self.source:
+            say_doubts(self, body, loops)
+            say_remembered(self, body, loops)
+            say_survivors(self, after)
+        return after
+
+    def _all_but_loops(self) -> str:
+        """Loops that are not understood stay as they are, and each line of them that has to change is told."""
+        self._processes()
+        self._loaders()
+        self._ranks(outermost_loop(self.facts))
+        add_join(self, self.joined, "import outlast")
+        say_loops(self)
+        after = self._applied()
         say_survivors(self, after)
         return after
 
-    def _explain_only(self) -> None:
-        """Nothing is changed; what stands in the way is told all the same."""
-        for call in calls_in(self.facts.tree):
-            if self.facts.is_call(call, *_GONE[:3]):
-                self.say(call, "by hand", ast.unparse(call.func), "goes: outlast.join() takes its place, once")
-            elif self.facts.is_call(call, "DistributedDataParallel", "DDP"):
-                self.say(call, "by hand", "DistributedDataParallel", "goes: give the model itself to protect()")
-            elif self.facts.is_call(call, "clip_grad_norm_", "clip_grad_value_"):
-                self.say(call, "by hand", ast.unparse(call.func), "goes: protect(clip_norm=…)")
-            elif self.facts.is_call(call, "GradScaler"):
-                self.say(call, "by hand", "GradScaler", "protect(scaler=scaler), and no scale, unscale_, step, update")
+    def _applied(self) -> str:
+        """The text with all edits; as it was if that could not be read, which is never handed out."""
+        self._empty_blocks()
+        for statement in self.dropped:
+            self.edits.drop(statement)
+        try:
+            after = without_unused_imports(self.source, self.edits.text())
+            ast.parse(after)
+        except SyntaxError as error:
+            self.say(1, "by hand", f"the script is laid out in a way that is not understood ({error.msg})", OWN_LOOP)
+            self.remarks = [remark for remark in self.remarks if remark.kind == "by hand"]
+            return self.source
+        return after
 
     # --- processes -----------------------------------------------------------------------------------------------
-    def _processes(self, loops: Loops) -> None:
+    def _processes(self) -> None:
         facts = self.facts
+        leave_calls_out(self)
         for call in calls_in(facts.tree):
             last = facts.dotted(call.func).rpartition(".")[2]
             alone = isinstance(facts.parents[call], ast.Expr)
             if last in _GONE and alone and self._of_processes(call, last):
                 self.drop(call, ast.unparse(call.func), "replicas find each other, and data and devices are shared out")
-            elif facts.is_call(call, "DistributedDataParallel", "DDP"):
+            elif (
+                facts.is_call(call, "DistributedDataParallel", "DDP") or facts.dotted(call.func) == "torchft.Optimizer"
+            ):
                 self._unwrap(call)
             elif last in _COLLECTIVES and facts.dotted(call.func).startswith(("torch.distributed", "torch.multiproc")):
                 self.say(
@@ -187,7 +197,7 @@ class _Rewrite:
             elif last == "no_sync":
                 self.say(call, "by hand", "no_sync()", "gradients of all microbatches are summed for you: leave it out")
         for node in ast.walk(facts.tree):
-            if isinstance(node, ast.Attribute) and node.attr == "module" and ast.unparse(node.value) in facts.models:
+            if isinstance(node, ast.Attribute) and node.attr == "module" and ast.unparse(node.value) in facts.wrapped:
                 self.put(node, ast.unparse(node.value), "nothing is wrapped around the model")
 
     def _of_processes(self, call: ast.Call, last: str) -> bool:
@@ -197,13 +207,16 @@ class _Rewrite:
         return str(self.facts.dotted(call.func)).startswith(("torch.distributed", "torch.cuda"))
 
     def _unwrap(self, call: ast.Call) -> None:
-        statement, inner = self.facts.statement_of(call), call.args[0] if call.args else None
+        name = self.facts.dotted(call.func).rpartition(".")[2]
+        why = f"protect() is given the {'optimizer' if name == 'Optimizer' else 'model'} itself"
+        of_torchft = self.facts.dotted(call.func).startswith("torchft.")  # its first argument is the manager
+        statement, inner = self.facts.statement_of(call), next(iter(call.args[of_torchft:]), None)
         if not (isinstance(statement, ast.Assign) and statement.value is call and inner is not None):
-            self.say(call, "by hand", "DistributedDataParallel inside an expression", "give protect() the model itself")
+            self.say(call, "by hand", f"{name} inside an expression", why)
         elif ast.unparse(statement.targets[0]) == ast.unparse(inner):
-            self.drop(call, "DistributedDataParallel", "protect() is given the model itself")
+            self.drop(call, name, why)
         else:
-            self.put(call, self.edits.segment(inner), "protect() is given the model itself")
+            self.put(call, self.edits.segment(inner), why)
 
     def _loaders(self) -> None:
         facts = self.facts
@@ -212,7 +225,7 @@ class _Rewrite:
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
                     self.drop(node, f"{name} = DistributedSampler", "samples are shared out by outlast")
         for call in calls_in(facts.tree):
-            if not facts.is_call(call, "DataLoader"):
+            if not facts.is_call(call, *LOADERS):
                 continue
             sampler = next((k for k in call.keywords if k.arg == "sampler"), None)
             if sampler is None:
@@ -233,10 +246,12 @@ class _Rewrite:
             )
 
     # --- ranks ---------------------------------------------------------------------------------------------------
-    def _ranks(self, loops: Loops) -> None:
+    def _ranks(self, training: Any) -> None:
+        """`training`: the outermost loop, None if there is none that is known."""
         facts = self.facts
-        first = (loops.epochs or loops.batches).lineno
-        scope = facts.function_of(loops.epochs or loops.batches)
+        theirs = followed(facts)  # whose local_rank is told with the rest of them
+        first = training.lineno if training is not None else 0
+        scope = facts.function_of(training) if training is not None else facts.tree
         for node in list(ast.walk(facts.tree)):
             if isinstance(node, ast.Assign) and node not in self.dropped:
                 self._rank_assigned(node)
@@ -267,7 +282,8 @@ class _Rewrite:
             )
         for node in ast.walk(facts.tree):
             kind = facts.kinds.get(ast.unparse(node), "") if isinstance(node, ast.Name | ast.Attribute) else ""
-            if not kind and isinstance(node, ast.Attribute) and node.attr in ("rank", "local_rank", "world_size"):
+            asked = isinstance(node, ast.Attribute) and node.attr in ("rank", "local_rank", "world_size")
+            if not kind and asked and ast.unparse(node.value) not in (self.joined, *theirs):  # type: ignore[attr-defined]
                 kind = "rank"  # of arguments, which a launcher gave
             read = kind in ("rank", "world") and isinstance(node.ctx, ast.Load)  # type: ignore[attr-defined]
             if read and not self.gone(node) and not any(facts.is_writer_test(n) for n in facts.within(node)):
@@ -288,16 +304,22 @@ class _Rewrite:
         return isinstance(head, ast.Constant) and head.value == "cuda:" and self.facts.rank_kind(number) == "local"
 
     def _rank_assigned(self, node: ast.Assign) -> None:
-        name = ast.unparse(node.targets[0])
-        kind = self.facts.kinds.get(name, "")
-        if kind == "local":
-            self.put(
-                node.value,
-                f"{self.names['run']}.device",
-                "the device of this replica; the processor where there is no GPU",
-            )
-        elif kind in ("rank", "world", "writer"):
-            self.drop(node, name, "known to outlast alone, and another one from view to view")
+        """Ranks and sizes go, the local one becomes the device; what else stands in `rank, other = …` stays."""
+        device = "the device of this replica; the processor where there is no GPU"
+        alone = "known to outlast alone, and another one from view to view"
+        pairs = [(t, v, self.facts.kinds.get(ast.unparse(t), "")) for t, v in pairs_of(node)]
+        kept = [pair for pair in pairs if pair[2] not in ("rank", "world", "writer")]
+        if not any(kind for *_, kind in pairs):
+            return
+        if not kept:
+            self.drop(node, self.edits.segment(node.targets[0]), alone)
+        elif not isinstance(node.targets[0], ast.Tuple | ast.List):
+            self.put(node.value, f"{self.names['run']}.device", device)
+        else:
+            targets = [self.edits.segment(target) for target, *_ in kept]
+            values = [f"{self.names['run']}.device" if k == "local" else self.edits.segment(v) for _, v, k in kept]
+            self.put(node, f"{', '.join(targets)} = {', '.join(values)}", f"{alone}; {device}")
+            self.replaced |= {value for _, value, kind in pairs if kind}
 
     def _lengths(self, loops: Loops, accumulated: str) -> None:
         """`len(loader)` was the number of batches of one process."""
@@ -306,7 +328,7 @@ class _Rewrite:
         short = {
             ast.unparse(keyword.value)
             for call in calls_in(self.facts.tree)
-            if self.facts.is_call(call, "DataLoader")
+            if self.facts.is_call(call, *LOADERS)
             for keyword in call.keywords
             if keyword.arg == "drop_last"
         }
@@ -327,24 +349,12 @@ class _Rewrite:
                 )
 
     def gone(self, node: ast.AST) -> bool:
-        return node in self.dropped or any(outer in self.dropped for outer in self.facts.within(node))
+        out = self.dropped | self.replaced
+        return node in out or any(outer in out for outer in self.facts.within(node))
 
     # --- the rest ------------------------------------------------------------------------------------------------
-    def _join(self) -> None:
-        imports = [n for n in self.facts.tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-        last = max((n.end_lineno or n.lineno for n in imports), default=0)
-        for text in (
-            "",
-            "import outlast",
-            "from outlast.adapters.loaders import of_loader",
-            "",
-            f"{self.names['run']} = outlast.join()",
-        ):
-            self.edits.insert(last + 1, text)
-        self.say(max(last, 1), "added", "run = outlast.join()", "the process becomes a replica of the run")
-
     def _empty_blocks(self) -> None:
-        """A block whose statements are all gone goes, too, and a function with its calls."""
+        """A block whose statements are all gone goes, too, and a function with its calls; a method stays, empty."""
         again = True
         while again:
             again = False
@@ -353,8 +363,9 @@ class _Rewrite:
                 if node in self.dropped or not isinstance(node, ast.If | ast.FunctionDef | ast.With) or not body:
                     continue
                 rest = [s for s in body if s not in self.dropped and not _is_docstring(s)]
-                if rest or getattr(node, "orelse", None):
-                    continue
+                method = isinstance(node, ast.FunctionDef) and isinstance(self.facts.parents[node], ast.ClassDef)
+                if rest or getattr(node, "orelse", None) or method:
+                    continue  # who calls a method, by which name of its object, is not known for certain
                 again = True
                 self.drop(node, ast.unparse(node).splitlines()[0], "nothing is left in it")
                 for call in self.facts.calls_of(node) if isinstance(node, ast.FunctionDef) else []:
@@ -370,25 +381,6 @@ class _Rewrite:
 
 def _is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _without_unused_imports(before: str, after: str) -> str:
-    """Leave out imports of what only the removed lines used."""
-    was, now = ast.parse(before), ast.parse(after)
-    read_before, read_now = (names_in(tree) for tree in (was, now))
-    edits = Edits(after)
-    edits.keep_strings(now)
-    for node in now.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            bound = [(a.asname or a.name).split(".")[0] for a in node.names]
-            kept = [a for a, b in zip(node.names, bound, strict=True) if b in read_now or b not in read_before]
-            if not kept:
-                edits.drop(node)
-            elif len(kept) < len(node.names):
-                node.names = kept
-                text = ast.unparse(node)
-                edits.put(node, text)
-    return edits.text()
 
 
 def _unused(word: str, used: set[str]) -> str:

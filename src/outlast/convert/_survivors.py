@@ -11,7 +11,8 @@ import difflib
 import re
 from typing import Any
 
-from outlast.convert._facts import Facts
+from outlast.convert._facts import LOADERS, Facts, pairs_of
+from outlast.convert._peers import followed, remedy_of
 
 __all__ = ["say_survivors"]
 
@@ -19,7 +20,14 @@ _NO_GROUP = (
     "there is no process group, and torchrun's variables are not set: outlast starts the processes. Who writes is "
     "run.is_writer; share nothing out by ranks, for they come and go"
 )
-_VARIABLES = re.compile(r"(LOCAL_|GROUP_|NODE_|ROLE_|GLOBAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|SLURM_.*|OMPI_.*")
+_TORCHFT = (
+    "goes with torchft: outlast.join() and protect() take its place. The manager's current_step() is step.number, its "
+    "num_participants() run.size, what it was told to save and load is protect()'s (docs: coming from torchft)"
+)
+_VARIABLES = re.compile(
+    r"(LOCAL_|GROUP_|NODE_|ROLE_|GLOBAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|SLURM_.*|OMPI_.*|REPLICA_GROUP_ID"
+    r"|NUM_REPLICA_GROUPS|TORCHFT_.*"
+)
 _RANKS = re.compile(
     r"(ddp_|global_|local_|node_|my_|dist_)?(rank|world_size)|gpu|gpus|gpu_id|world|nprocs|n_gpus?|ngpus_per_node|distributed"
 )
@@ -41,8 +49,11 @@ def say_survivors(made: Any, after: str) -> None:
     lines = _origins(made.source, after)
     said = {(r.line, r.kind) for r in made.remarks}
     unbound = _unbound(facts) - _unbound(made.facts)
+    device = f"{made.names['run']}.device"
+    pairs = [pair for node in ast.walk(facts.tree) if isinstance(node, ast.Assign) for pair in pairs_of(node)]
+    devices = {ast.unparse(target) for target, value in pairs if ast.unparse(value) == device}
     for node in ast.walk(facts.tree):
-        why = _doubt(made, facts, node, unbound)
+        why = _doubt(made, facts, node, unbound, devices)
         line = lines[node.lineno - 1] if why else 0  # type: ignore[attr-defined]
         if why and (line, "by hand") not in said:
             said.add((line, "by hand"))
@@ -59,15 +70,15 @@ def _origins(before: str, after: str) -> list[int]:
     return found
 
 
-def _doubt(made: Any, facts: Facts, node: ast.AST, unbound: set[str]) -> str:
-    """Why this cannot stand so; "" if it can."""
+def _doubt(made: Any, facts: Facts, node: ast.AST, unbound: set[str], devices: set[str]) -> str:
+    """Why this cannot stand so; "" if it can. `devices`: names of the replica's device, a rank's among them."""
     if isinstance(node, ast.Constant):
         outer = facts.parents.get(node)
         stored = isinstance(outer, ast.Subscript) and isinstance(outer.ctx, ast.Store)
         return _NO_GROUP if isinstance(node.value, str) and _VARIABLES.fullmatch(node.value) and not stored else ""
     if isinstance(node, ast.keyword):
         loads = node.arg in ("worker_init_fn", "generator", "batch_sampler")
-        loads = loads and facts.is_call(facts.parents[node], "DataLoader")
+        loads = loads and facts.is_call(facts.parents[node], *LOADERS)
         return f"outlast draws the batches, and {node.arg} is not asked" if loads else ""
     if not (isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)):
         return ""
@@ -76,6 +87,10 @@ def _doubt(made: Any, facts: Facts, node: ast.AST, unbound: set[str]) -> str:
     owner = ast.unparse(node.value) if isinstance(node, ast.Attribute) else ""
     if owner == made.names["run"]:
         return ""
+    if full.startswith("torchft.") or full in made.facts.managers:
+        return "" if isinstance(facts.parents[node], ast.Attribute) and full.startswith("torchft.") else _TORCHFT
+    if of_theirs := remedy_of(facts, followed(made.facts), node):
+        return of_theirs
     if full.startswith("torch.distributed"):
         return "" if isinstance(facts.parents[node], ast.Attribute) else _NO_GROUP
     if last in _PROCESSES and "multiprocessing" in full:
@@ -89,7 +104,7 @@ def _doubt(made: Any, facts: Facts, node: ast.AST, unbound: set[str]) -> str:
     if isinstance(node, ast.Name) and node.id in unbound:
         return "what gave it its value was left out: it has none now"
     kind = made.facts.kinds.get(ast.unparse(node), "")
-    if kind == "local":
+    if kind == "local" or (ast.unparse(node) in devices and _RANKS.fullmatch(last)):
         return "" if _as_device(facts, node) else "it is run.device now, and no number"
     if kind or _RANKS.fullmatch(last):
         return _NO_GROUP

@@ -104,11 +104,13 @@ class CheckpointSkipped(Event, frozen=True, kw_only=True, tag="checkpoint_skippe
 
 class CheckpointDiffers(Event, frozen=True, kw_only=True, tag="checkpoint_differs"):
     """The state after `step` was saved with other settings, or on another machine, than the run goes on with: it does,
-    but perhaps not to the bits of a run that was never stopped. `detail`: which, there and now."""
+    but perhaps not to the bits of a run that was never stopped. `detail`: which, there and now. `kept`: they are those
+    of optimizers and schedulers, and hold in place of what the script says now."""
 
     replica: str
     step: int
     detail: str
+    kept: bool = False
 
 
 class CheckpointPruned(Event, frozen=True, kw_only=True, tag="checkpoint_pruned"):

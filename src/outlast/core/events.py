@@ -26,18 +26,18 @@ from outlast.core.checkpoint_events import (
 )
 from outlast.core.data_events import DataTrouble
 from outlast.core.event_base import Event
-from outlast.core.spare_events import SparesHeld
+from outlast.core.spare_events import SparesHeld, VacancyDecided
 from outlast.core.step_parts import PairWait
 
 __all__ = [
     "AgentLost", "AgentStarted", "AlarmWeighed", "AnyEvent", "Asked", "AuditMismatch", "StateCertified",
-    "CheckpointBegan",
-    "CheckpointDelayed", "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed", "CheckpointInterval",
-    "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved", "CheckpointSkipped",
-    "CoordinatorLost", "CoordinatorStarted", "DataTrouble", "DeviceFinding", "Event", "FleetGone", "JoinerCaughtUp",
-    "JoinerServed", "Notice", "ProgressMade", "Recovery", "ReducerAccused", "Refused", "ReplicaExited",
-    "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished", "RunStarted", "SparesHeld", "Stall", "StepAnatomy",
-    "Suspected", "TrainingEnded", "VerdictReached", "ViewFormed", "ViewInstalled", "decode", "encode",
+    "CheckpointBegan", "CheckpointDelayed", "CheckpointDiffers", "CheckpointDrained", "CheckpointFailed",
+    "CheckpointInterval", "CheckpointLoaded", "CheckpointPruned", "CheckpointRetried", "CheckpointSaved",
+    "CheckpointSkipped", "CoordinatorLost", "CoordinatorStarted", "DataTrouble", "DeviceFinding", "Event", "FleetGone",
+    "JoinerCaughtUp", "JoinerServed", "Notice", "ProgressMade", "Recovery", "ReducerAccused", "Refused",
+    "ReplicaExited", "ReplicaStarted", "RowsAdmitted", "RunEnded", "RunFinished", "RunStarted", "SparesHeld", "Stall",
+    "StepAnatomy", "Suspected", "TrainingEnded", "VacancyDecided", "VerdictReached", "ViewFormed", "ViewInstalled",
+    "decode", "encode",
 ]  # fmt: skip
 
 
@@ -154,9 +154,9 @@ class RowsAdmitted(Event, frozen=True, kw_only=True, tag="rows_admitted"):
 
 
 class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
-    """`accuser` computed a slice again that `reducer` had reduced, and they differ. `replica`: who is wrong according
-    to `votes`, those of `members` that looked and agree, the `host` (agent) that it runs under and the `device` that it
-    names. `confidence`: their share. The step was held; nothing false was applied."""
+    """`accuser` computed a slice again that `reducer`, its `rank` where it has several, had reduced, and they differ.
+    `replica`: who is wrong according to `votes`, those of `members` that looked and agree; its `host` (agent) and the
+    `device` that it names. `confidence`: their share. The step was held; nothing false was applied."""
 
     replica: str
     step: int
@@ -166,6 +166,7 @@ class ReducerAccused(Event, frozen=True, kw_only=True, tag="reducer_accused"):
     votes: list[str]
     members: list[str]
     decision: Literal["evict", "stop"]
+    rank: int = 0
     host: str = ""
     device: str = ""
     confidence: float = 0.0
@@ -382,7 +383,7 @@ AnyEvent = (
     | CheckpointLoaded | CheckpointSkipped | CheckpointDiffers | CheckpointPruned | CheckpointDrained
     | CheckpointInterval | RunFinished | RunEnded | Stall | RowsAdmitted | ReducerAccused | VerdictReached
     | AuditMismatch | StateCertified | TrainingEnded | DeviceFinding | DataTrouble | AlarmWeighed | Asked | StepAnatomy
-    | SparesHeld
+    | SparesHeld | VacancyDecided
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -17,7 +17,7 @@ from typing import Any
 from outlast.doctor._finding import Finding
 from outlast.errors import ConfigError, OutlastError
 
-__all__ = ["burn_in", "look_at_devices", "look_at_store", "repeats"]
+__all__ = ["burn_in", "look_at_devices", "look_at_store", "model_of", "repeats"]
 
 _ROUNDS = 3
 
@@ -122,12 +122,11 @@ def _say(told: Callable[[str, float], None], name: str, rounds: int, seconds: fl
     told(name, seconds)
 
 
-def repeats(place: str) -> Iterator[Finding]:
-    """Whether a model gives the same bits each time. `place`: `FILE.py:FUNCTION` or `MODULE:FUNCTION`; the function
-    returns (model, loss), where `loss()` is one step's loss. Raises ConfigError for what is none."""
+def repeats(make: Callable[[], Any], place: str) -> Iterator[Finding]:
+    """Whether a model gives the same bits each time. `make` returns (model, loss), where `loss()` is one step's loss;
+    `place`: where it is from. Raises ConfigError for what is none."""
     import torch
 
-    make = _function(place)
     names = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for name in names:
         rounds = [_one(make, name, place) for _ in range(_ROUNDS)]
@@ -167,7 +166,8 @@ def _one(make: Callable[[], Any], device: str, place: str) -> dict[str, Any]:
     return {name: tensor.detach().contiguous().reshape(-1) for name, tensor in tensors.items()}
 
 
-def _function(place: str) -> Callable[[], Any]:
+def model_of(place: str) -> Callable[[], Any]:
+    """The function at `FILE.py:FUNCTION` or `MODULE:FUNCTION`. Raises ConfigError where there is none."""
     name, _, function = place.rpartition(":")
     if not name or not function.isidentifier():
         raise ConfigError(f"--model {place!r} names no function", remedy="FILE.py:FUNCTION, or MODULE:FUNCTION")

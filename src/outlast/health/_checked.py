@@ -190,7 +190,7 @@ class CheckedSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _sums_of(self, matrix: Tensor, dtype: torch.dtype, fresh: bool) -> Sums:
-        """Of a parameter: from the step's first use of it, for both sides at once."""
+        """The sums of a matrix; a parameter's are kept from the step's first use of it, for both sides at once."""
         if fresh or matrix.untyped_storage().data_ptr() not in self._storages:
             return sums_of(matrix, dtype)
         key = _key(matrix, dtype)

@@ -321,7 +321,7 @@ def link_report(
 
 
 def _crossing(rate: float) -> float:
-    """Of one crossing, from that of a round trip."""
+    """The rate of loss in one crossing, from that of a round trip."""
     return 1.0 - math.sqrt(max(0.0, 1 - rate))
 
 

@@ -14,9 +14,9 @@ __all__ = ["own_note"]
 
 
 def own_note(environ: Mapping[str, str], host: str) -> Literal["", "probation", "retired"]:
-    """Of HOST/a0, the agent that a host joins with, and its slots: "retired" if a person has put the agent out of
-    service; "probation" if it, or a slot, is back since a short while; "" without OUTLAST_DIARY. A diary that cannot be
-    read says so and nothing else: a host may join without one."""
+    """What this host's diary says of HOST/a0, the agent that a host joins with, and of its slots: "retired" if a person
+    has put the agent out of service; "probation" if it, or a slot, is back since a short while; "" without
+    OUTLAST_DIARY. A diary that cannot be read says so and nothing else: a host may join without one."""
     if "OUTLAST_DIARY" not in environ:
         return ""
     try:

@@ -6,18 +6,39 @@ This room must never decide anything, never make a view record wait for an event
 could not be written. Read `_journal.py` first, then `_record.py`.
 """
 
-from outlast.journal._etcd import Access, Unreachable, access_of, check_reachable, read_places
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from outlast.journal._files import holds_run
 from outlast.journal._filesystem import Mount, find_mount, is_network
 from outlast.journal._journal import Entry, Journal
 from outlast.journal._last_line import LastLine
 from outlast.journal._lock import RunLock, is_held, started_at_s
 from outlast.journal._run_clock import keep_clock, run_now_s
-from outlast.journal._shared import SharedRecord
-from outlast.journal._turn import CoordinatorClaim, TurnSeen
+
+if TYPE_CHECKING:
+    from outlast.journal._etcd import Access, Unreachable, access_of, check_reachable, read_places
+    from outlast.journal._runs_in_etcd import RunsInEtcd
+    from outlast.journal._shared import SharedRecord
+    from outlast.journal._turn import CoordinatorClaim, TurnSeen
+
+_HOMES = {
+    "Access": "_etcd", "CoordinatorClaim": "_turn", "RunsInEtcd": "_runs_in_etcd", "SharedRecord": "_shared",
+    "TurnSeen": "_turn", "Unreachable": "_etcd", "access_of": "_etcd", "check_reachable": "_etcd",
+    "read_places": "_etcd",
+}  # fmt: skip
 
 __all__ = [
-    "Access", "CoordinatorClaim", "Entry", "Journal", "LastLine", "Mount", "RunLock", "SharedRecord", "TurnSeen",
-    "Unreachable", "access_of", "check_reachable", "find_mount", "holds_run", "is_held", "is_network", "keep_clock",
-    "read_places", "run_now_s", "started_at_s",
+    "Access", "CoordinatorClaim", "Entry", "Journal", "LastLine", "Mount", "RunLock", "RunsInEtcd", "SharedRecord",
+    "TurnSeen", "Unreachable", "access_of", "check_reachable", "find_mount", "holds_run", "is_held", "is_network",
+    "keep_clock", "read_places", "run_now_s", "started_at_s",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first used: whoever reads a run's files needs no etcd."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"outlast.journal.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'outlast.journal' has no attribute {name!r}")

@@ -8,6 +8,7 @@ One connection at a time, for one thread at a time.
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import itertools
 import json
@@ -15,10 +16,10 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from outlast.errors import ConfigError, EnvironmentFault
+from outlast.journal._etcd_tls import CertificateRefused, EtcdTls
 
 __all__ = ["Access", "Etcd", "KeyValue", "Unreachable", "access_of", "check_reachable", "read_places"]
 
@@ -32,7 +33,10 @@ _REACH_S = 10.0  # before anything is started
 
 
 class Unreachable(OSError):
-    """No member answered in time; whether what was asked has been done is not known."""
+    """No member answered in time; whether what was asked has been done is not known. `refused`: what one said
+    about this host's certificate since any has answered; "" if none did."""
+
+    refused = ""
 
 
 class KeyValue(NamedTuple):
@@ -47,7 +51,7 @@ class Access(NamedTuple):
     """Where the members are, and how to be let in."""
 
     places: tuple[tuple[str, int], ...]
-    tls: ssl.SSLContext | None = None
+    tls: EtcdTls | None = None
     user: str = ""
     password: str = ""
 
@@ -86,23 +90,7 @@ def access_of(record: str, environ: Mapping[str, str]) -> Access:
         )
     if not by_tls and (said["CA"] or said["CERT"] or said["KEY"]):
         raise ConfigError("certificates for etcd, and no TLS in its address", remedy="record = 'etcds://…'")
-    return Access(places, _context(said) if by_tls else None, said["USER"], said["PASSWORD"])
-
-
-def _context(said: Mapping[str, str]) -> ssl.SSLContext:
-    for name in (said["CA"], said["CERT"], said["KEY"]):
-        if name and not Path(name).is_file():
-            raise ConfigError(f"there is no certificate or key {name} for etcd", remedy="OUTLAST_ETCD_CA, _CERT, _KEY")
-    try:
-        context = ssl.create_default_context(cafile=said["CA"] or None)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if said["CERT"]:
-            context.load_cert_chain(said["CERT"], said["KEY"] or None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"etcd's certificates cannot be used: {error}", remedy="PEM files: OUTLAST_ETCD_CA, _CERT, _KEY"
-        ) from error
-    return context
+    return Access(places, EtcdTls(said) if by_tls else None, said["USER"], said["PASSWORD"])
 
 
 def check_reachable(record: str, environ: Mapping[str, str], within_s: float = _REACH_S) -> None:
@@ -114,14 +102,17 @@ def check_reachable(record: str, environ: Mapping[str, str], within_s: float = _
         raise EnvironmentFault(
             f"the record at {record} cannot be reached from this host: {error}",
             did=f"nothing was started; it was tried for {within_s:g} s",
-            remedy="see whether etcd runs there, has a majority and lets this host in (etcds:// for TLS)",
+            remedy="a certificate that etcd takes: OUTLAST_ETCD_CERT and OUTLAST_ETCD_KEY, files on this host"
+            if error.refused
+            else "see whether etcd runs there, has a majority and lets this host in (etcds:// for TLS)",
         ) from error
     finally:
         etcd.close()
 
 
 class Etcd:
-    """See the module."""
+    """Asks etcd for conditional transactions and ranges. Raises Unreachable where no member has answered in time; what
+    was asked may then have happened all the same."""
 
     def __init__(self, access: Access) -> None:
         self._access, self._mutex = access, threading.Lock()
@@ -129,7 +120,7 @@ class Etcd:
         self._place = next(self._at)
         self._connection: http.client.HTTPConnection | None = None
         self._token = ""
-        self._fault = ""
+        self._fault = self._refusal = ""
 
     def put_if(
         self,
@@ -171,6 +162,12 @@ class Etcd:
         ]
         return rows, int(told.get("header", {}).get("revision", 0))
 
+    def first_key(self, since: bytes, before: bytes, within_s: float) -> bytes | None:
+        """The first key that is not before the one and is before the other. Raises Unreachable."""
+        asked = {"key": _text(since), "range_end": _text(before), "limit": "1", "keys_only": True}
+        rows = self._ask("kv/range", asked, within_s).get("kvs", ())
+        return _bytes(rows[0]["key"]) if rows else None
+
     def close(self) -> None:
         self._drop()
 
@@ -183,15 +180,25 @@ class Etcd:
             while True:
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
-                    raise Unreachable(f"no member of etcd answers: {self._fault or 'no time'}")
+                    raise self._unreachable()
                 try:
-                    return self._once(what, body, min(_ONE_TRY_S, left_s))
+                    answer = self._once(what, body, min(_ONE_TRY_S, left_s))
                 except (OSError, http.client.HTTPException, ValueError) as error:
                     self._fault = f"{self._place[0]}:{self._place[1]}: {error or type(error).__name__}"
+                    if isinstance(error, CertificateRefused):  # the next try may be broken off without a word
+                        self._refusal = str(error)
                     self._drop()
                     self._place, tries = next(self._at), tries + 1
                     if tries % len(self._access.places) == 0:
                         pause.wait(min(_PAUSE_S, max(0.0, until_s - time.monotonic())))
+                else:
+                    self._refusal = ""
+                    return answer
+
+    def _unreachable(self) -> Unreachable:
+        fault = Unreachable(f"no member of etcd answers: {self._fault or 'no time'}")
+        fault.refused = self._refusal
+        return fault
 
     def _once(self, what: str, body: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         if self._access.user and not self._token:
@@ -202,9 +209,10 @@ class Etcd:
     def _post(self, what: str, body: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         connection = self._connected(limit_s)
         headers = {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})
-        connection.request("POST", f"/v3/{what}", json.dumps(body), headers)
-        answer = connection.getresponse()
-        told = json.loads(answer.read())
+        with self._access.tls.telling(connection) if self._access.tls is not None else contextlib.nullcontext():
+            connection.request("POST", f"/v3/{what}", json.dumps(body), headers)
+            answer = connection.getresponse()
+            told = json.loads(answer.read())
         if not isinstance(told, dict):
             raise ValueError("an answer that is not etcd's")
         if answer.status != 200:
@@ -237,7 +245,7 @@ class Etcd:
             host, port = self._place
             tls = self._access.tls
             self._connection = (
-                http.client.HTTPSConnection(host, port, timeout=limit_s, context=tls)
+                http.client.HTTPSConnection(host, port, timeout=limit_s, context=tls.context())
                 if tls is not None
                 else http.client.HTTPConnection(host, port, timeout=limit_s)
             )

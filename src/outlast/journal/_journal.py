@@ -12,20 +12,22 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 
 from outlast.core.events import AnyEvent, decode
 from outlast.errors import ConfigError, EnvironmentFault
-from outlast.journal._etcd import Access
 from outlast.journal._faults import damaged, os_fault, sqlite_fault
 from outlast.journal._files import EVENTS_NAME, holds_run, open_read_only, sync_directory
 from outlast.journal._filesystem import check_local
 from outlast.journal._lock import RunLock
 from outlast.journal._record import Record
-from outlast.journal._shared import SharedRecord
 from outlast.journal._writer import EventWriter, tag_of
+
+if TYPE_CHECKING:
+    from outlast.journal._etcd import Access
+    from outlast.journal._shared import SharedRecord
 
 __all__ = ["Entry", "Journal"]
 
@@ -108,6 +110,8 @@ class Journal:
 
     def sharing(self, access: Access, run: str, secret: bytes, lease_s: float) -> SharedRecord:
         """The record that this run's hosts have in common; copies of it are kept here. Not used before `share`."""
+        from outlast.journal._shared import SharedRecord
+
         self._writing()
         return SharedRecord(access, run, secret, lease_s, self._record)
 

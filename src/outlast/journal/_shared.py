@@ -38,7 +38,8 @@ _BEATS = 6  # in a lease
 
 
 class SharedRecord:
-    """See the module. `run`: its number; `local`: where copies go."""
+    """Keeps the coordinator's record, and the events of the run, in etcd. `run`: the run's number; `local`: the record
+    on this host's disk, where copies go."""
 
     def __init__(self, access: Access, run: str, secret: bytes, lease_s: float, local: Record) -> None:
         self._etcd, self._beating = Etcd(access), Etcd(access)

@@ -69,7 +69,8 @@ class Seals:
 
 
 class SharedTurn:
-    """See the module. `prefix`: of all keys of the run."""
+    """Reads and puts the claim of who coordinates, and its sign of life. `prefix`: with which all keys of the run
+    begin."""
 
     def __init__(self, etcd: Etcd, prefix: str, seals: Seals) -> None:
         self._etcd, self._seals = etcd, seals

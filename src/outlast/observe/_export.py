@@ -139,7 +139,7 @@ def _masked(data: bytes) -> bytes:
 
 @functools.cache
 def _table() -> tuple[int, ...]:
-    """Of CRC-32C (Castagnoli), reflected."""
+    """The table of CRC-32C (Castagnoli), reflected: one word for each byte."""
     found = []
     for byte in range(256):
         for _ in range(8):

@@ -1,8 +1,9 @@
 """The live view of a running run: follows its journal.
 
 Role: on a terminal a progress bar, the replicas' states and the loss, with what happened scrolling above; elsewhere
-plain lines. Invariants: it only reads; a journal that cannot be read is told once and never disturbs the run. Rich is
-loaded when a terminal is drawn to, not before. Events carry their times; the wall's clock only says how old they are.
+plain lines. Before the first step it says how far the beginning is. Invariants: it only reads; a journal that cannot be
+read is told once and never disturbs the run. Rich is loaded when a terminal is drawn to, not before. Events carry their
+times; the wall's clock only says how old they are.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from outlast.observe._curve import sparkline
 from outlast.observe._history import History
 from outlast.observe._kept_history import keep
 from outlast.observe.run_status import Status, StatusFold
-from outlast.observe.timeline_rows import Row, format_s, timeline
+from outlast.observe.timeline_rows import Row, counted, format_s, timeline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -36,6 +37,7 @@ _NUM_LOSSES = 4096
 _NUM_ROWS = 16
 _KEEP_EVERY = 5000  # entries, an hour or so of a run
 _BAR_COLUMNS = 40
+_BEFORE = "; first torch is imported, and hosts come in"
 _OVER = frozenset({"finished", "failed", "stopped", "lost"})
 
 
@@ -43,7 +45,8 @@ class Live:
     """Shows the run in `run_dir` on `stream` (standard error by default) until `run_until`'s event is set.
 
     `total_steps` makes the bar, else what the loop says; `line_every_s`: how often a plain progress line is written, in
-    the journal's time. Used by one thread at a time. The directory may still be empty when it starts.
+    the journal's time; `strict`: a journal that cannot be read is an error, and not only the end of the view. Used by
+    one thread at a time. The directory may still be empty when it starts.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Live:
         stream: TextIO | None = None,
         line_every_s: float = _LINE_EVERY_S,
         clock: Callable[[], float] = time.time,
+        strict: bool = False,
     ) -> None:
         self._run_dir, self._total, self._stream = run_dir, total_steps, stream or sys.stderr
         self._line_every_s, self._next_line_s = line_every_s, 0.0
@@ -61,8 +65,9 @@ class Live:
         self._losses: deque[float] = deque(maxlen=_NUM_LOSSES)
         self._journal: Journal | None = None
         self._screen: RichLive | None = None
-        self._broken = False
+        self._broken, self._strict = False, strict
         self._clock, self._shown = clock, ""  # the state that was shown last
+        self._begun = ""  # how far the beginning was, when it was last told
         self._history, self._kept_seq = History(), 0
 
     def run_until(self, done: threading.Event, *, poll_s: float = POLL_S) -> None:
@@ -87,7 +92,8 @@ class Live:
             self._start_s = fresh[0].at_s
         state = self._fold.status(now_s=self._clock())
         rows = timeline(fresh, start_s=self._start_s)
-        if fresh or (state.state == "stalled" and self._shown != "stalled"):
+        news = fresh or (state.state == "stalled" and self._shown != "stalled")
+        if not self._broken and (news or self._says_beginning(state)):
             self._shown = state.state
             if self._is_terminal():
                 self._draw(state, rows)
@@ -125,6 +131,8 @@ class Live:
         except ConfigError:
             return []  # removed between the look and the opening
         except OutlastError as error:
+            if self._strict:
+                raise
             self._broken = True
             print(f"outlast: the live view ends here, the run goes on\n{error}", file=self._stream, flush=True)
             return []
@@ -139,41 +147,88 @@ class Live:
             self._kept_seq = self._seq
             keep(self._run_dir, self._journal, self._history)
 
+    def _says_beginning(self, state: Status) -> bool:
+        """Whether it is time to say how far a run without a step is: on a terminal always, else now and then."""
+        if not _begins(state):
+            return False
+        return self._is_terminal() or self._clock() >= self._next_line_s
+
     def _is_terminal(self) -> bool:
         return self._stream.isatty()
 
     def _write_lines(self, state: Status, rows: list[Row]) -> None:
         for row in rows:
             print(_line(row), file=self._stream)
+        if _begins(state):
+            self._write_beginning(state)
         now_s = state.updated_at_s or 0.0
-        due = now_s >= self._next_line_s or state.state == "stalled"
+        due = now_s >= self._next_line_s or state.state == "stalled" or bool(self._begun)
         if state.step is not None and due:
+            self._begun = ""
             self._next_line_s = now_s + self._line_every_s
             print(f"+{now_s - self._start_s:.1f} s  {_summary(state, self._total or state.until)}", file=self._stream)
         self._stream.flush()
+
+    def _write_beginning(self, state: Status) -> None:
+        """As soon as all processes are there, and else at the distance of progress lines."""
+        now_s, told = self._clock(), _beginning(state)
+        self._next_line_s = self._next_line_s or now_s + self._line_every_s  # the first rows have just been written
+        if now_s >= self._next_line_s or (_manned(state) and told != self._begun):
+            self._next_line_s, self._begun = now_s + self._line_every_s, told
+            print(f"+{max(0.0, now_s - self._start_s):.1f} s  {told}", file=self._stream)
 
     def _draw(self, state: Status, rows: list[Row]) -> None:
         if self._screen is None:
             self._screen = _open_screen(self._stream)
         for row in rows:
             self._screen.console.print(_styled(row))
-        self._screen.update(
-            _picture(state, self._total or state.until, list(self._losses), self._screen.console), refresh=True
-        )
+        since_s = self._clock() - self._start_s if _begins(state) and not state.detail else None
+        picture = _picture(state, self._total or state.until, list(self._losses), self._screen.console, since_s)
+        self._screen.update(picture, refresh=True)
 
 
 def _line(row: Row) -> str:
+    recomputed = row.microbatches_recomputed
     figures = [
         f"noticed by {row.noticed_by}" if row.noticed_by else "",
         f"after {format_s(row.detect_s)}" if row.detect_s is not None else "",
-        f"{row.microbatches_recomputed} microbatches recomputed" if row.microbatches_recomputed is not None else "",
+        "" if recomputed is None else f"{counted(recomputed, 'microbatch', 'microbatches')} recomputed",
         f"downtime {format_s(row.downtime_s)}" if row.downtime_s is not None else "",
     ]
     mark = {"info": "", "warning": "! ", "error": "!! "}[row.level]
     return f"+{row.since_s:.1f} s  {mark}{row.what}" + "".join(f"; {figure}" for figure in figures if figure)
 
 
+def _begins(state: Status) -> bool:
+    """Whether the run has not committed a step yet, and may."""
+    return bool(state.run_id) and state.step is None and state.state not in _OVER
+
+
+def _manned(state: Status) -> bool:
+    return _num_manned(state) >= state.num_replicas
+
+
+def _num_manned(state: Status) -> int:
+    return sum(replica.state != "exited" for replica in state.replicas)
+
+
+def _beginning(state: Status) -> str:
+    """How far a run is that has no step yet, or none any more."""
+    if state.detail:  # all replicas were gone: what the last view had is no word about those that follow
+        return state.detail
+    if state.view is not None:
+        return "the replicas know each other, and compute the first step"
+    if state.coordinator is None or not state.agents:
+        return "coordinator and agents are starting"
+    if not _manned(state):
+        count = _num_manned(state)
+        return f"{count} of {state.num_replicas} replicas have a process" + (_BEFORE if not count else "")
+    return "all replicas have a process and load the script; it goes on when all have joined"
+
+
 def _summary(state: Status, total: int | None) -> str:
+    if _begins(state):
+        return _beginning(state)
     steps = f"step {state.step}" + (f" of {total}" if total else "")
     training = sum(replica.state == "training" for replica in state.replicas)
     over = state.state in _OVER
@@ -182,7 +237,7 @@ def _summary(state: Status, total: int | None) -> str:
     parts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
     parts += [state.detail] if state.state == "stalled" else []
     parts += [f"{format_s(state.step_s)} a step"] if state.step_s and state.state not in {"stalled", "ending"} else []
-    parts += [f"{state.num_recoveries} recoveries"] if state.num_recoveries else []
+    parts += [counted(state.num_recoveries, "recovery", "recoveries")] if state.num_recoveries else []
     parts += [f"step {state.last_save.step} saved"] if state.last_save else []
     parts += ["the newest save failed"] if state.failed_save else []
     return ", ".join(parts)
@@ -203,7 +258,10 @@ def _styled(row: Row) -> RenderableType:
     return Text(_line(row), style={"info": "", "warning": "yellow", "error": "bold red"}[row.level])
 
 
-def _picture(state: Status, total: int | None, losses: list[float], console: Console) -> RenderableType:
+def _picture(
+    state: Status, total: int | None, losses: list[float], console: Console, since_s: float | None
+) -> RenderableType:
+    """`since_s`: how long a run without a step has been beginning."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -211,7 +269,7 @@ def _picture(state: Status, total: int | None, losses: list[float], console: Con
 
     head = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=total, completed=state.step or 0, width=_BAR_COLUMNS) if total else ""
-    head.add_row(f"{state.state:<8}", bar)
+    head.add_row(f"{state.state:<8}", bar if since_s is None else f"for {format_s(max(0.0, since_s))}")
     people = Table.grid(padding=(0, 2))
     shown = [] if state.state in _OVER else state.replicas
     for replica in shown[:_NUM_ROWS]:

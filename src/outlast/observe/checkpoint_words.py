@@ -34,6 +34,8 @@ def describe(event: ev.AnyEvent) -> tuple[str, Level] | None:
             place = event.file or event.url
             return f"{event.replica} passed over {which} ({event.tier}, {place}): {event.reason}", "warning"
         case ev.CheckpointDiffers():
+            if event.kept:
+                return f"the settings saved with step {event.step} hold, not the script's: {event.detail}", "warning"
             told = f"step {event.step} was saved with other settings, so bits may differ from then on: {event.detail}"
             return told, "warning"
         case ev.FleetGone():

@@ -29,7 +29,7 @@ Category = Literal["run", "failure", "view", "member", "checkpoint", "verdict"]
 _CATEGORIES: dict[str, Category] = {
     "replica_exited": "failure", "recovery": "failure", "suspected": "failure", "agent_lost": "failure",
     "coordinator_lost": "failure", "fleet_lost": "failure", "stall": "failure",
-    "view_installed": "view", "view_formed": "view", "rows_admitted": "view",
+    "view_installed": "view", "view_formed": "view", "rows_admitted": "view", "vacancy_decided": "view",
     "replica_started": "member", "agent_started": "member", "coordinator_started": "member",
     "joiner_served": "member", "joiner_caught_up": "member",
     "verdict": "verdict", "device_finding": "verdict", "alarm_weighed": "verdict",

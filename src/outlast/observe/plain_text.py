@@ -13,7 +13,7 @@ from outlast.observe._why import Why
 from outlast.observe.checkpoint_words import last_save
 from outlast.observe.run_status import Process, ReplicaStatus, Status
 from outlast.observe.step_anatomy import Anatomy
-from outlast.observe.timeline_rows import Row, format_s, row_of
+from outlast.observe.timeline_rows import Row, counted, format_s, row_of
 
 __all__ = [
     "render_accounting", "render_anatomy", "render_people", "render_run", "render_status", "render_timeline",
@@ -109,6 +109,7 @@ def render_anatomy(anatomy: Anatomy) -> list[str]:
         (
             member.replica,
             f"{member.steps:,}",
+            f"{member.microbatches:g}",
             *(format_s(seconds) for seconds in (member.load_s, member.compute_s, member.exchange_s, member.wait_s)),
             member.waits_for,
         )
@@ -116,7 +117,7 @@ def render_anatomy(anatomy: Anatomy) -> list[str]:
     ]
     hidden = len(anatomy.members) - len(shown)
     lines = ["", f"A step, by member{f' (those that compute longest; {hidden:,} more)' if hidden else ''}"]
-    lines += [table(("MEMBER", "STEPS", "LOAD", "COMPUTE", "EXCHANGE", "WAIT", "MOST FOR"), rows)]
+    lines += [table(("MEMBER", "STEPS", "SHARE", "LOAD", "COMPUTE", "EXCHANGE", "WAIT", "MOST FOR"), rows)]
     return lines + [f"- {said}" for said in anatomy.said]
 
 
@@ -124,7 +125,8 @@ def render_why(story: Why) -> str:
     """The story: what happened, what it cost, what to do next."""
     parts = [story.headline, "", "What happened", render_timeline(story.timeline), "", "What it cost"]
     parts += [
-        f"{story.lost_steps} steps lost, {story.microbatches_recomputed} microbatches computed again, "
+        f"{counted(story.lost_steps, 'step')} lost, "
+        f"{counted(story.microbatches_recomputed, 'microbatch', 'microbatches')} computed again, "
         f"{format_s(story.downtime_s)} of downtime; useful time {story.ettr:.1%}",
         render_accounting(story.cost),
         *([f"Alarms: {story.alarms}."] if story.alarms else []),

@@ -139,6 +139,8 @@ class StatusFold:
                 self._step = max(event.steps, self._step or 0) if event.steps else self._step
             case ev.Recovery():
                 self._recoveries, self._last_recovery = self._recoveries + 1, event
+                if event.lost_steps and (self._step or 0) >= event.step + event.lost_steps:
+                    self._step = event.step
             case ev.VerdictReached():
                 self._verdicts, self._last_verdict = self._verdicts + 1, event
             case ev.ProgressMade():

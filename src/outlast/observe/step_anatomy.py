@@ -25,10 +25,12 @@ _LATE, _RESENT = 0.05, 0.01  # shares worth a sentence
 
 class MemberParts(msgspec.Struct, frozen=True, kw_only=True):
     """One member's mean step, in seconds: fetching samples, computing, exchanging (adding, reducing, copying), and
-    waiting for others. `waits_for`: whom it waited for longest."""
+    waiting for others. `microbatches`: how many of them it computed, its share. `waits_for`: whom it waited for
+    longest."""
 
     replica: str
     steps: int
+    microbatches: float
     load_s: float
     compute_s: float
     exchange_s: float
@@ -77,7 +79,7 @@ class AnatomyFold:
             self.version += self._newest.pop(event.replica, None) is not None
 
     def anatomy(self) -> Anatomy:
-        """Of all members that have told anything."""
+        """The anatomy of a step, from the newest words of all members that have told anything."""
         told = [event for event in self._newest.values() if event.steps > 0]
         members = sorted((_member(event) for event in told), key=lambda m: _order(m.replica))
         pairs = [_pair(event.replica, peer, wait) for event in told for peer, wait in event.waits.items()]
@@ -99,6 +101,7 @@ def _member(event: ev.StepAnatomy) -> MemberParts:
     return MemberParts(
         replica=event.replica,
         steps=event.steps,
+        microbatches=round(event.batches[0] / event.steps, 2),
         load_s=mean["load"],
         compute_s=mean["compute"],
         exchange_s=mean["exchange"],

@@ -14,11 +14,11 @@ import msgspec
 from outlast.core import events as ev
 from outlast.observe import checkpoint_words
 
-__all__ = ["Row", "format_s", "row_of", "surely_stranger", "timeline"]
+__all__ = ["Row", "counted", "format_s", "row_of", "surely_stranger", "timeline"]
 
 _ALWAYS = (
     ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.VerdictReached, ev.AuditMismatch,
-    ev.AlarmWeighed, ev.Asked, ev.DeviceFinding, ev.Stall, ev.RunFinished,
+    ev.AlarmWeighed, ev.Asked, ev.DeviceFinding, ev.Stall, ev.RunFinished, ev.VacancyDecided,
 )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def surely_stranger(event: ev.Refused) -> bool:
 
 
 def timeline(events: Iterable[ev.AnyEvent], *, everything: bool = False, start_s: float | None = None) -> list[Row]:
-    """Rows for the events that matter to a reader; with `everything`, for all but progress.
+    """Rows for the events that matter to a reader, by time; with `everything`, for all but progress as they were told.
 
     An exit or a suspicion that led to a recovery is told by its recovery; strangers are told of once.
     `start_s`: when the run began (Unix seconds); by default the first of `events` says so.
@@ -57,11 +57,13 @@ def timeline(events: Iterable[ev.AnyEvent], *, everything: bool = False, start_s
     start_s = events[0].at_s if start_s is None else start_s
     events = events if everything else _with_strangers_once(_few_stalls(events))
     told = {event.replica for event in events if isinstance(event, ev.Recovery)}
-    return [
+    rows = [
         row_of(event, start_s)
         for event in events
         if not isinstance(event, ev.ProgressMade | ev.StepAnatomy) and (everything or _matters(event, told))
     ]
+    # Some are written down later than they ended: that a step was long is known with the next ones.
+    return rows if everything else sorted(rows, key=lambda row: row.at_s)
 
 
 def _few_stalls(events: list[ev.AnyEvent]) -> list[ev.AnyEvent]:
@@ -72,7 +74,8 @@ def _few_stalls(events: list[ev.AnyEvent]) -> list[ev.AnyEvent]:
 
 
 def _with_strangers_once(events: Sequence[ev.AnyEvent]) -> list[ev.AnyEvent]:
-    """Of the events about strangers the first, which counts all of them and names where else they spoke."""
+    """The events, with one alone about strangers: the first, which counts all of them and names where else they
+    spoke."""
     strangers = [event for event in events if isinstance(event, ev.Refused) and event.stranger]
     if not strangers:
         return list(events)
@@ -80,7 +83,7 @@ def _with_strangers_once(events: Sequence[ev.AnyEvent]) -> list[ev.AnyEvent]:
     for event in strangers:
         counts[event.place, event.reason] = max(event.count, counts.get((event.place, event.reason), 0))
     places = list(dict.fromkeys(event.place for event in strangers))
-    place = places[0] if len(places) == 1 else f"{places[0]} and {_count(len(places) - 1, 'other socket')}"
+    place = places[0] if len(places) == 1 else f"{places[0]} and {counted(len(places) - 1, 'other socket')}"
     sure = next((event for event in strangers if surely_stranger(event)), strangers[0])
     total = sum(counts.values())
     whole = msgspec.structs.replace(strangers[0], count=total, place=place, peer=sure.peer, reason=sure.reason)
@@ -145,14 +148,14 @@ def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
 def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "error"]]:
     match event:
         case ev.RunStarted():
-            spares = f" and {_count(event.num_spares, 'spare')}" if event.num_spares else ""
-            return f"run {event.run_id} started with {_count(event.num_replicas, 'replica')}{spares}", "info"
+            spares = f" and {counted(event.num_spares, 'spare')}" if event.num_spares else ""
+            return f"run {event.run_id} started with {counted(event.num_replicas, 'replica')}{spares}", "info"
         case ev.RunFinished():
             detail = f": {_first_line(event.detail)}" if event.detail else ""
             level: Literal["info", "warning", "error"] = "error" if event.outcome == "failed" else "info"
-            return f"run {event.outcome} after {_count(event.steps, 'step')}{detail}", level
+            return f"run {event.outcome} after {counted(event.steps, 'step')}{detail}", level
         case ev.Recovery():
-            lost = f", {_count(event.lost_steps, 'step')} lost" if event.lost_steps else ""
+            lost = f", {counted(event.lost_steps, 'step')} lost" if event.lost_steps else ""
             detail = f" ({_first_line(event.detail)})" if event.detail else ""
             step = f" in step {event.step}" if event.step else ""
             cause = event.cause if event.cause == event.replica else f"{event.replica}: {event.cause}"
@@ -196,14 +199,14 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
 
 def _describe_spares(event: ev.SparesHeld) -> str:
     less = f" (the policy asks for {event.worth})" if event.worth > event.number else ""
-    return f"{_count(event.number, 'spare')} from now on{less}: {event.reason}"
+    return f"{counted(event.number, 'spare')} from now on{less}: {event.reason}"
 
 
 def _describe_refusal(event: ev.Refused) -> str:
     """Who was not let in, and whether it may have been one of the run's own."""
     if not event.stranger:
         at = f" at {event.place}" if event.place else ""
-        return f"refused{at}: {event.reason}, from {event.peer} ({_count(event.count, 'time')} so far)"
+        return f"refused{at}: {event.reason}, from {event.peer} ({counted(event.count, 'time')} so far)"
     more = f"; {event.count - 1:,} more since" if event.count > 1 else ""
     who = "a stranger without the run's secret"
     if not surely_stranger(event):
@@ -225,7 +228,8 @@ def _describe_alarm(event: ev.AlarmWeighed) -> str:
 
 
 def _is_told(event: ev.DataTrouble) -> bool:
-    """Of skipped samples the first ten, and then each tenfold: a bad data set fills no story."""
+    """Whether a story has this event: the first ten skipped samples, and then each tenfold, since a bad data set must
+    not fill it."""
     before, mark = event.total - len(event.samples), 10
     while mark * 10 <= event.total:
         mark *= 10
@@ -290,13 +294,13 @@ def _describe_process(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning
         case ev.ViewInstalled():
             kind = "planned view" if event.planned else "view"
             why = "" if event.cause == "planned" else f": {event.cause}"
-            members = _count(len(event.members), "member")
+            members = counted(len(event.members), "member")
             return f"{kind} {event.epoch}.{event.n} installed with {members}{why}", "info"
         case ev.ViewFormed():
             took = format_s(event.roll_call_s)
             return f"view {event.epoch}.{event.n} formed for step {event.step}, roll call {took}", "info"
         case ev.TrainingEnded():
-            return f"training ended after {_count(event.steps, 'step')}; {event.writer} writes", "info"
+            return f"training ended after {counted(event.steps, 'step')}; {event.writer} writes", "info"
         case ev.JoinerServed():
             return f"{event.replica} receives the state of step {event.step} from {', '.join(event.donors)}", "info"
         case ev.JoinerCaughtUp():
@@ -308,9 +312,12 @@ def _describe_rows(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", 
     match event:
         case ev.RowsAdmitted():
             return _describe_view(event)
+        case ev.VacancyDecided():
+            return event.reason, "error" if event.action == "stop" else "warning"
         case ev.ReducerAccused():
             said = f"{len(event.votes)} of {len(event.members)} say so"
-            what = f"the slice of bucket {event.bucket} that {event.reducer} reduced in step {event.step}"
+            of_rank = f" of rank {event.rank}" if event.rank else ""
+            what = f"the slice of bucket {event.bucket}{of_rank} that {event.reducer} reduced in step {event.step}"
             end = "evicted" if event.decision == "evict" else "the run stops"
             remedy = f"; remedy: {event.remedy}" if event.remedy else ""
             wrong = f"{event.replica} ({event.device or 'device unknown'} under {event.host}) is wrong"
@@ -319,7 +326,7 @@ def _describe_rows(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", 
 
 
 def _describe_view(event: ev.RowsAdmitted) -> tuple[str, Literal["info", "warning", "error"]]:
-    view, liars = f"view {event.view[0]}.{event.view[1]}", _count(event.tolerated, "liar")
+    view, liars = f"view {event.view[0]}.{event.view[1]}", counted(event.tolerated, "liar")
     if event.action != "go":
         what = {"wait": "waits for more replicas", "stop": "stops"}[event.action]
         return f"{view} {what}, it would tolerate {liars}: {event.reason}", "warning"
@@ -343,5 +350,6 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0].removesuffix(":")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number of something, in words. `many`: its plural, if it is not with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -115,7 +115,7 @@ def analyse(job: Job) -> Analytic:
     every = np.array([t.every for t in job.tiers])
     stalls = _stall_share(model)
     filled, running = _places(job)
-    places = filled if job.min_share == 1 else running
+    places = filled if job.min_share == 1 or job.on_vacancy in ("wait", "stop") else running
     silent = float(((1 - model.masked) * model.silent / model.mean_s).sum())
     audit_loss = silent * (model.audit_s if model.silent.any() else 0.0)
     period = interval + writes[0]
@@ -151,6 +151,7 @@ def _outside(
     """Why the closed form and the chain may miss the simulation here, in words."""
     planned = float(((1 - model.masked) * model.planned / model.mean_s).sum())
     mixing_h = max((c.repair_mean_h for c in job.classes if c.repair), default=0.0)
+    short = filled < 0.9999
     reasons = (
         (waste > 0.25, f"waste {waste:.0%}: first order holds below 25 %"),
         (any(c.shape != 1 for c in model.classes), "failures are not exponential: the chain assumes no memory"),
@@ -158,7 +159,9 @@ def _outside(
         (stalls + audit_loss > 0.05, f"stalls and late detection take {stalls + audit_loss:.0%}: added, valid to 5 %"),
         (planned * period > 0.1, "planned stops come within ten intervals: each also saves, which is left out here"),
         (filled < 0.99, f"spares fall short {1 - filled:.1%} of the time: waiting meets rollbacks"),
-        (filled < 0.9999 and mixing_h > job.days * 2.4, "repairs last over a tenth of the run: no steady state"),
+        (short and mixing_h > job.days * 2.4, "repairs last over a tenth of the run: no steady state"),
+        (short and job.price > 0 and job.on_vacancy == "auto", "a price may stop the job: the chain has none"),
+        (short and job.vacancy_wait_s < inf and job.on_vacancy in ("wait", "auto"), "waits end, and in the chain none"),
         (job.days * 86400 < 50 * period * job.tiers[-1].every, "fewer than 50 write cycles: the ends of the run show"),
         (job.interval == "adaptive", "the run learns its interval: the chain has the one that is best at these rates"),
         (job.believed != 1 and job.interval != "fixed", "the controller starts from mistaken rates and learns"),

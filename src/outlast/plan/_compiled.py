@@ -19,7 +19,7 @@ from outlast.core.policy import (
     IntervalPolicy,
     RestartPolicy,
     RunPrior,
-    SparesPolicy,
+    VacancyPolicy,
 )
 from outlast.core.policy.evictions import silence_s
 
@@ -37,7 +37,7 @@ class Policies:
     """The policy objects that decide: the ones a run would use."""
 
     interval: IntervalPolicy = field(default_factory=IntervalPolicy)
-    spares: SparesPolicy = field(default_factory=SparesPolicy)
+    vacancies: VacancyPolicy = field(default_factory=VacancyPolicy)
     audit: AuditPolicy = field(default_factory=AuditPolicy)
     restart: RestartPolicy = field(default_factory=lambda: RestartPolicy(backoff_s=0.0))
     prior: RunPrior = field(default_factory=RunPrior)
@@ -80,7 +80,7 @@ def default_policies(job: Job, compiled_weights: tuple[float, ...], silent: tupl
         interval=RunPrior().policy(job.checkpoint_min_s)
         if own
         else IntervalPolicy(kind=job.interval, fixed_s=job.interval_s, weights=compiled_weights),
-        spares=SparesPolicy(min_share=job.min_share),
+        vacancies=VacancyPolicy(kind=job.on_vacancy, patience_s=job.vacancy_wait_s, price=job.price),
         audit=AuditPolicy(weights=silent, fixed=job.audit_rate or None),
         restart=RestartPolicy(backoff_s=job.backoff_s),
     )

@@ -71,7 +71,8 @@ class FleetLayout:
 
     @property
     def memory_share(self) -> float:
-        """Of a device's memory in use: the state on as few devices as hold it, and room for activations."""
+        """The share of a device's memory that is in use: the state on as few devices as hold it, and room for
+        activations."""
         state = self.parameters * _STATE_BYTES
         held = state / math.ceil(max(1.0, state / _STATE_ROOM))
         full = held if state <= _STATE_ROOM else _STATE_ROOM

@@ -10,7 +10,6 @@ counts into its first interval, is left out of it here.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ class Kernel:
         self.slow_until, self.slow = np.full(size, _NEVER), np.ones(size)
         self.failures = np.zeros((len(model.classes), size), dtype=np.intp)
         self.rollbacks, self.planned, self.masked = (np.zeros(size, dtype=np.intp) for _ in range(3))
-        self.machines = Machines(job, policies.spares, plan_belief(job, model.classes), size)
+        self.machines = Machines(job, policies.vacancies, size)
         self.burst = job.burst_variance > 0
         self.window_end = np.full(size, job.burst_window_h * 3600 if self.burst else _NEVER)
         self.rate = self._draw_rate(size)
@@ -163,6 +162,8 @@ class Kernel:
     def _events(self, failed: np.ndarray[tuple[int], np.dtype[np.bool_]], kinds: Ints) -> None:
         if self.machines.any_out:
             self._resume(self.machines.come_back(self.now))
+            if self.machines.missing:
+                self._give_up(*self.machines.give_up(self.now))
         if self.burst and len(rows := ((self.now >= self.window_end) & (self.now < self.wall)).nonzero()[0]):
             self.rate[rows] = self._draw_rate(len(rows))
             self.window_end[rows] += self.model.job.burst_window_h * 3600
@@ -177,13 +178,20 @@ class Kernel:
         if len(rows := failed.nonzero()[0]):
             self._fail(rows, kinds[rows])
 
-    def _resume(self, changed: tuple[Ints, Ints]) -> None:
-        """(rows that stop waiting, rows that grow while running) pay a restart, or a reshape."""
-        woken, grown = changed
-        if not len(woken) and not len(grown):
-            return
-        self.down[woken] = np.maximum(self.down[woken], self.model.recovery_s[0])
-        self.down[grown] += self.model.job.reshape_s
+    def _resume(self, changed: tuple[Ints, Ints, Ints]) -> None:
+        """(rows that stop waiting, rows that grow while running) pay a restart, or a reshape; rows that stop."""
+        woken, grown, stopped = changed
+        if len(woken) or len(grown):
+            self.down[woken] = np.maximum(self.down[woken], self.model.recovery_s[0])
+            self.down[grown] += self.model.job.reshape_s
+        if len(stopped):
+            self._plan_stop(stopped)
+
+    def _give_up(self, shrunk: Ints, stopped: Ints) -> None:
+        """(rows that shrink, rows that stop) after a wait."""
+        self.down[shrunk] += self.model.job.reshape_s
+        if len(stopped):
+            self._plan_stop(stopped)
 
     def _fail(self, rows: Ints, kinds: Ints) -> None:
         model = self.model
@@ -242,11 +250,9 @@ class Kernel:
         if not taken.any():
             return
         rows = rows[taken]
-        lost = self.machines.take(
-            rows, self.model.nodes[kinds[taken]], self.now[rows], repair_s[taken], partial(self._belief, rows)
-        )
+        lost = self.machines.take(rows, self.model.nodes[kinds[taken]], self.now[rows], repair_s[taken])
         self.down[rows[lost.swapped]] += self.model.job.swap_s
-        self.down[rows[lost.shrunk]] += self.model.job.reshape_s
+        self._give_up(rows[lost.shrunk], rows[lost.stopped])
 
     def _corrupt(self, rows: Ints) -> None:
         fresh = rows[self.detect_at[rows] == _NEVER]

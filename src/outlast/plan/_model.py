@@ -161,6 +161,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Machines that can be repaired at once; 0: no limit."""
     min_share: float = 1.0
     """The job may go on with this share of its nodes when no spare is left; 1: it waits."""
+    on_vacancy: Literal["auto", "shrink", "wait", "stop"] = "auto"
+    """What it does then, as in a run's settings: `auto` is what is worth most."""
+    vacancy_wait_s: float = math.inf
+    """No wait for a machine is longer; then it goes on with fewer, or stops where they are too few."""
+    price: float = 0.0
+    """What a second costs, of what a second at full strength is worth."""
     audit_rate: float = 0.0
     """Share of microbatches computed twice; 0: the audit policy decides if a class is silent."""
     burst_variance: float = 0.0
@@ -213,6 +219,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         for name in ("mask_stall_s", "planned_stop_s", "swap_s", "reshape_s", "burst_variance", "backoff_s"):
             _check(name, getattr(self, name), 0, _BIG)
         _check("min_share", self.min_share, 0, 1, open_low=True)
+        _check("vacancy_wait_s", self.vacancy_wait_s, 0, math.inf)
+        _check("price", self.price, 0, _BIG)
         _check("audit_rate", self.audit_rate, 0, 1)
         _check("crews", self.crews, 0, _BIG)
         if not 1 <= len(self.tiers) <= 5 or self.tiers[0].every != 1:
@@ -283,7 +291,7 @@ def load_job(path: str, overrides: dict[str, Any] | None = None) -> Job:
             data = tomllib.load(file)
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}", remedy="give the path of a job's TOML file") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not TOML: {error}", where=path, remedy="mend the line named") from None
     data |= overrides or {}
     base = profile_data(data.pop("profile"), data) if "profile" in data else {}

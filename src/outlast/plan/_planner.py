@@ -110,11 +110,9 @@ def _spares(job: Job) -> tuple[float, int]:
     if takes == 0:
         return 0.0, 0
     repair_h = sum(job.fleet_rate_h(c) * c.repair * c.nodes * c.repair_mean_h for c in job.classes) / takes
-    policy = SparesPolicy(min_share=job.min_share, takes=tuple(c.repair * c.nodes for c in job.classes))
+    policy = SparesPolicy(takes=tuple(c.repair * c.nodes for c in job.classes))
     state = SparesState(
-        running=1.0 * job.num_nodes,
         wanted=1.0 * job.num_nodes,
-        expected_wait_s=repair_h * 3600,
         repair_s=repair_h * 3600,
     )
     held = float(policy.decide(plan_belief(job, job.classes), state).spares)

@@ -76,6 +76,34 @@ def _titan(batch: str, unit_years: float) -> tuple[tuple[Component, ...], dict[s
     return (part,), _OWN | {"accelerators": 16_384, "accelerators_per_node": 1, "spares": 100}
 
 
+_MEGASCALE = "MegaScale (arXiv 2402.15627, 6.2): over 100 restarts of a run of over 10,000 GPUs in several weeks"
+_PHILLY = "Philly (Jeon et al., ATC 2019, table 7): failed trials, repeated ones too, in 75 days of 2,490 GPUs"
+_PHILLY_HOURS = 75 * 24 * 2_490
+# failure: (trials, counted by, share whose machine needs repair, severity); the last three assumed
+_PHILLY_CAUSES: dict[str, tuple[int, Any, float, int]] = {
+    "model checkpoint": (1_995, "accelerator", 0.0, 1),
+    "MPI error": (634, "accelerator", 0.0, 0),
+    "MPI runtime": (478, "accelerator", 0.0, 0),
+    "preempted": (147, "accelerator", 0.0, 0),
+    "GPU ECC error": (10, "accelerator", 0.5, 0),
+}
+
+
+def _philly_components() -> tuple[Component, ...]:
+    return tuple(
+        Component(
+            name=name, per=per, failures=num, hours=_PHILLY_HOURS, repair=repair, severity=severity,
+            source=f"{_PHILLY}: {num:,}",
+        )
+        for name, (num, per, repair, severity) in _PHILLY_CAUSES.items()
+    )  # fmt: skip
+
+
+def _megascale_components() -> tuple[Component, ...]:
+    hours, source = 10_000 * 35 * 24.0, f"{_MEGASCALE}; five weeks are assumed"
+    return (Component(name="restart", per="accelerator", failures=100, hours=hours, repair=0.5, source=source),)
+
+
 _BLUE_WATERS = "Blue Waters (Di Martino et al., DSN 2014): 39 outages of the whole system in 261 days; nothing smaller"
 _INFINITEHBD = "InfiniteHBD trace (stepfun-ai/InfiniteHBD-Trace): 400 servers, 348 days; `outlast plan fit` of it"
 _OWN: dict[str, Any] = {"accelerators": 16_384, "days": 30.0, "parameters": 7e10, "spares": 100}
@@ -92,6 +120,11 @@ _FLEETS: dict[str, tuple[tuple[Component, ...], dict[str, Any]]] = {
         (Component(name="whole system", per="job", failures=39.0, hours=261 * 24.0, severity=1, source=_BLUE_WATERS),),
         _OWN | {"accelerators": 25_000, "accelerators_per_node": 1, "spares": 0},
     ),
+    "megascale": (
+        _megascale_components(),
+        _OWN | {"accelerators": 12_288, "parameters": 1.75e11, "days": 35.0},
+    ),
+    "philly": (_philly_components(), _OWN | {"accelerators": 128, "parameters": 1e9, "days": 7.0, "spares": 0}),
     "infinitehbd": (
         _nodes("server fault", 24_000 / 5_720, _INFINITEHBD, repair=1.0),
         _OWN | {"accelerators": 3_200, "spares": 40, "burst_variance": 0.34, "burst_window_h": 168.0},
@@ -194,6 +227,8 @@ PROFILES: dict[str, str] = {
     "titan-old": "Titan's first GPUs (SC20): lifetimes of devices only, 27 times shorter than the next batch's.",
     "titan-new": "Titan's second GPUs (SC20): lifetimes of devices only.",
     "bluewaters": "Blue Waters (DSN 2014): outages of the whole system only; nodes' own failures are not among them.",
+    "megascale": f"{_MEGASCALE}. The weeks (five), repair and ladder are assumed.",
+    "philly": f"{_PHILLY}. Users' own errors are left out; GPUs as in its trace's list of machines.",
     "infinitehbd": "InfiniteHBD trace (Apache-2.0): bursts and heavy-tailed repairs of 400 servers over 348 days.",
     "spot": "Bamboo (NSDI'23) and Oobleck (SOSP'23) preemption traces (MIT); notice and replacement are assumed.",
     "target": "The 1.5T target study: 10,000 GPUs for 30 days; class rates fitted to its published MTBF column.",

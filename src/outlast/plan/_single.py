@@ -6,8 +6,6 @@ bit for bit what `Kernel` gives at size one (a test holds them equal); what happ
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from ._compiled import Compiled, Policies
@@ -47,7 +45,8 @@ class Single(Kernel):
         span = max(span, 0.0)
         self.source.advance(np.array([span * scale]))
         now = self._pass(span)
-        due = min(machines.soonest.item(), self.window_end.item(), self.slow_until.item(), self.detect_at.item())
+        back = min(machines.soonest.item(), machines.patience_ends.item())
+        due = min(back, self.window_end.item(), self.slow_until.item(), self.detect_at.item())
         if due <= now:
             self._events(_NOT_FAILED, kinds)
         if until_failure <= span < left:
@@ -132,11 +131,10 @@ class Single(Kernel):
             self._take(rows, kinds, repair_s)
 
     def _take(self, rows: Ints, kinds: Ints, repair_s: Floats) -> None:
-        lost = self.machines.take(rows, self.model.nodes[kinds], self.now, repair_s, partial(self._belief, rows))
+        lost = self.machines.take(rows, self.model.nodes[kinds], self.now, repair_s)
         if lost.swapped.item():
             self.down[0] += self.model.job.swap_s
-        if lost.shrunk.item():
-            self.down[0] += self.model.job.reshape_s
+        self._give_up(rows[lost.shrunk], rows[lost.stopped])
 
     def _back_to(self, level: int) -> None:
         """`_roll_back` in plain numbers."""

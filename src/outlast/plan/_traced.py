@@ -15,7 +15,8 @@ from ._model import Job
 from ._outcome import Outcome
 from ._simulate import simulate
 from ._source import Replayed
-from .answers import Answer, Table, duration, share, significant
+from .answers import Answer, Table
+from .number_words import duration, share, significant
 from .traces import Check, FleetFit, Trace, predictive_check
 
 __all__ = ["fit_answer", "job_data_from_fit", "replay"]

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from outlast.core.events import AnyEvent
 from outlast.core.policy import Believed, Losses, RunPrior, RunRecord
 
-from .answers import Table, duration, share, significant
+from .answers import Table
+from .number_words import duration, share, significant
 from .run_journal import RunJournal
 
 __all__ = [

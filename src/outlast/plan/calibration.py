@@ -20,7 +20,8 @@ from outlast.core import events as ev
 from outlast.errors import ConfigError, EnvironmentFault
 
 from ._model import Job, Tier
-from .answers import Answer, Table, duration, share, significant
+from .answers import Answer, Table
+from .number_words import duration, share, significant
 
 __all__ = ["Calibration", "Cost", "Counted", "applied", "calibrate", "calibration_answer", "load", "write"]
 

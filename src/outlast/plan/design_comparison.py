@@ -15,7 +15,8 @@ from ._model import Job, load_job
 from ._outcome import ACCOUNTS, Outcome, estimate
 from ._planner import tell_apart_days
 from ._simulate import simulate
-from .answers import Answer, Table, duration, share
+from .answers import Answer, Table
+from .number_words import duration, share
 
 __all__ = ["compare_answer", "example_paths"]
 

@@ -19,9 +19,10 @@ from ._model import Job, job_from_mapping, load_job
 from ._planner import Plan, make_plan
 from ._profiles import profile_data, profile_note
 from ._traced import fit_answer, job_data_from_fit
-from .answers import Answer, Table, duration, significant
+from .answers import Answer, Table
 from .calibration import applied, load
 from .figures import Figure
+from .number_words import duration, significant
 from .plan_report import _STYLE, _table, html_page
 from .traces import FleetFit, Trace, fit_trace, generate, read_trace, statistics, to_csv
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .answers import significant
+from .number_words import significant
 
 __all__ = ["Figure"]
 

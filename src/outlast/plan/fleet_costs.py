@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from outlast.core import events as ev
-from outlast.core.policy import admit_view, most_rows_per_host
+from outlast.core.policy import AdmissionPolicy, most_rows_per_host
 from outlast.errors import ConfigError
 
 from ._model import FailureClass, Job, Tier
@@ -161,4 +161,4 @@ def fleet_job(
 
 def _admitted(replicas: int, lying: int) -> bool:
     rows = {"fullest": most_rows_per_host(replicas, replicas - 1)}
-    return admit_view(rows, trim_count=lying, tolerated_hosts=lying).action == "go"
+    return AdmissionPolicy(trim_count=lying, tolerated_hosts=lying).decide(rows).action == "go"

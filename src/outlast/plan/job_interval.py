@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ._planner import design_of
-from .answers import Answer, Table, duration, share
+from .answers import Answer, Table
 from .designs import job_from_options
+from .number_words import duration, share
 from .small_answers import interval_answer
 
 __all__ = ["job_interval_answer"]

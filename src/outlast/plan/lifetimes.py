@@ -16,8 +16,9 @@ from outlast.core import reliability as rel
 from outlast.core.reliability.check import count, nonnegative, positive
 from outlast.errors import ConfigError
 
-from .answers import Answer, Table, significant
+from .answers import Answer, Table
 from .figures import Figure
+from .number_words import significant
 
 __all__ = ["lifetimes_answer"]
 

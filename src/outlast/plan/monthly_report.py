@@ -16,7 +16,8 @@ from outlast.core.events import AnyEvent
 from outlast.core.reliability import count_interval
 from outlast.errors import ConfigError
 
-from .answers import Answer, Table, duration, share, significant
+from .answers import Answer, Table
+from .number_words import duration, share, significant
 
 __all__ = ["RunOfMonth", "month_answer", "run_of_month"]
 

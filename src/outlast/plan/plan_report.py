@@ -14,7 +14,8 @@ from . import _svg
 from ._model import Job
 from ._outcome import ACCOUNTS, Estimate, Outcome
 from ._planner import Plan, tell_apart_days
-from .answers import Answer, Table, duration, share, significant
+from .answers import Answer, Table
+from .number_words import duration, share, significant
 
 __all__ = ["html_page", "plan_answer"]
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ._analytic import analyse
-from .answers import Answer, Table, duration, share, significant
+from .answers import Answer, Table
 from .designs import job_from_options
+from .figures import Figure
+from .number_words import duration, share, significant
 
 if TYPE_CHECKING:
     from ._model import Job
@@ -77,12 +79,27 @@ def prediction_answer(
     return Answer(
         title=f"{job.name}: ETTR {share(without)} without prediction", tables=(table,),
         data={"job": job.name, "ettr_without": without, "notice_s": notice_s, "rows": data}, notes=(*notes, *sources),
+        figures=(_curves(job, without, max(precisions[0], 1e-3), notice_s),),
+    )  # fmt: skip
+
+
+def _curves(job: Job, without: float, true: float, notice_s: float) -> Figure:
+    """Hours that a predictor is worth, over the share of failures that it foretells."""
+    shares = [k / 10 for k in range(11)]
+    each = {share(true, 1): true, "100.0 %": 1.0}
+    series = tuple(
+        (f"alarms {name} true", [(x, (_ettr(job, x, precision, notice_s) - without) * _HOURS) for x in shares])
+        for name, precision in each.items()
+    )
+    return Figure(
+        title="What foretelling is worth", x_label="share of failures foretold",
+        y_label=f"hours saved of {_HOURS:g}", series=series,
     )  # fmt: skip
 
 
 def _ettr(job: Job, told: float, true: float, notice_s: float) -> float:
-    """Of the job if so many of each class's failures were foretold; classes that are foretold by their nature (a
-    notice of preemption) stay so."""
+    """The ETTR of the job if this share of each class's failures were foretold; classes that are foretold by their
+    nature (a notice of preemption) stay so."""
     changed: dict[str, Any] = {"predicted": told, "precision": true, "notice_s": max(notice_s, 0.0)}
     classes = tuple(c if c.predicted >= 1 else msgspec.structs.replace(c, **changed) for c in job.classes)
     return analyse(msgspec.structs.replace(job, classes=classes)).chain

@@ -12,7 +12,7 @@ from outlast.core.events import AnyEvent, RunStarted
 from outlast.core.policy import Believed, RunRecord
 from outlast.core.reliability.check import positive
 
-from .answers import Answer, Table, duration, share
+from .answers import Answer, Table
 from .beliefs_beside import (
     believed_data,
     believed_table,
@@ -23,6 +23,7 @@ from .beliefs_beside import (
     observe_run,
     predicted_beside_observed,
 )
+from .number_words import duration, share
 from .run_journal import open_journal
 
 __all__ = ["rerun_answer"]

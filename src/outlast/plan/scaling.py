@@ -14,8 +14,9 @@ from outlast.core import reliability as rel
 from outlast.core.reliability.check import count, nonnegative, positive, probability
 from outlast.errors import ConfigError
 
-from .answers import Answer, Table, duration, share, significant
+from .answers import Answer, Table
 from .figures import Figure
+from .number_words import duration, share, significant
 
 __all__ = ["collapse_answer", "numbers", "placement_answer", "sweep_answer"]
 

@@ -20,11 +20,12 @@ from outlast.errors import ConfigError
 
 from ._analytic import analyse
 from ._compiled import replace_job
-from ._model import FailureClass
+from ._model import FailureClass, Job
 from ._planner import design_of
-from .answers import Answer, Table, duration, share, significant
+from .answers import Answer, Table
 from .designs import job_from_options
 from .figures import Figure
+from .number_words import duration, share, significant
 
 __all__ = ["burn_in_answer", "objectives_answer", "price_answer", "quorum_answer"]
 
@@ -107,7 +108,25 @@ def objectives_answer(path: str, promises: Sequence[str], sla: float, credit: fl
             "credit": credit if broken else 0.0}  # fmt: skip
     title = f"{path}: {num:,} samples, {len(bundle)} objectives"
     table = Table(title="", columns=columns, rows=tuple(_objective_cells(row) for row in rows))
-    return Answer(title=title, tables=(table, agreement), data=data, notes=notes)
+    figures = (_budgets_left(bundle, samples, num),)
+    return Answer(title=title, tables=(table, agreement), data=data, notes=notes, figures=figures)
+
+
+def _budgets_left(bundle: Sequence[rel.Objective], samples: dict[str, list[float]], num: int) -> Figure:
+    """What is left of each error budget as the requests come, in the order of the file; below 0 it is overspent."""
+    series = []
+    shown = np.unique(np.linspace(0, num, 121).astype(int))
+    for item in bundle:
+        values = np.array(samples[item.name])
+        bad = values > item.threshold if item.at_most else values < item.threshold
+        left = 1 - np.concatenate([[0], np.cumsum(bad)]) / ((1 - item.target) * num)
+        series.append((item.name, list(zip(shown.tolist(), left[shown].tolist(), strict=True))))
+    return Figure(
+        title="Error budgets",
+        x_label="requests so far",
+        y_label="share of the file's budget left",
+        series=tuple(series),
+    )
 
 
 def quorum_answer(replicas: int, read: int, write: int, available: float, tries: int, partition: float) -> Answer:
@@ -153,7 +172,23 @@ def quorum_answer(replicas: int, read: int, write: int, available: float, tries:
         "read_available": rows[0][2], "write_available": rows[1][2], "read_with_tries": rows[0][3],
         "write_with_tries": rows[1][3], "answers_if_consistent": 1 - cut * minority,
     }  # fmt: skip
-    return Answer(title=f"{n} replicas, R = {r}, W = {w}", tables=(table, choice), data=data, notes=notes)
+    figure = _quorum_curve({"read": (r, n), "write": (w, n), "one copy": (1, 1)}, t)
+    title = f"{n} replicas, R = {r}, W = {w}"
+    return Answer(title=title, tables=(table, choice), data=data, notes=notes, figures=(figure,))
+
+
+def _quorum_curve(operations: dict[str, tuple[int, int]], tries: int) -> Figure:
+    """How often each (needs, of) fails in all its tries, over how often one copy does."""
+    shares = [float(x) for x in np.geomspace(1e-4, 0.5, 40)]
+    series = tuple(
+        (name, [(q, (1 - float(rel.k_of_n_equal(k, n, 1 - q))) ** tries) for q in shares])
+        for name, (k, n) in operations.items()
+    )
+    return Figure(
+        title="What a quorum makes of its copies", x_label="unavailability of one copy",
+        y_label=f"unavailability, {tries} tries" if tries > 1 else "unavailability", series=series,
+        log_x=True, log_y=True,
+    )  # fmt: skip
 
 
 def _bathtub(hazard: Callable[[float], float], days: float) -> Figure:
@@ -253,8 +288,7 @@ def price_answer(
     cells = tuple(
         (r["what"], share(r["share"]), *(significant(r[k]) for k in ("hours", "money", "kwh", "kg_co2"))) for r in rows
     )
-    columns = ("what", "share", "accelerator-hours", "money", "kWh", "kg CO2")
-    tables = [Table(title="", columns=columns, rows=cells)]
+    tables = [Table(title="", columns=("what", "share", "accelerator-hours", "money", "kWh", "kg CO2"), rows=cells)]
     data: dict[str, Any] = {"rows": rows, "mtbf_h": best.analytic.mtbf_h, "ettr": best.analytic.chain}
     if spot_price is not None:
         nonnegative("--spot-price", spot_price)
@@ -273,4 +307,17 @@ def price_answer(
         tables.append(Table(title="Spot against reserved", columns=headings, rows=compared))
     notes = ("Prices, watts and carbon are yours; ETTR is the design's, as `outlast plan` has it.", *sources)
     title = f"{job.name}: {job.accelerators:,} accelerators for {job.days:g} days"
-    return Answer(title=title, tables=tuple(tables), data=msgspec.to_builtins(data), notes=notes)
+    figures = (_price_curve(job, hours * price),)
+    return Answer(title=title, tables=tuple(tables), data=msgspec.to_builtins(data), notes=notes, figures=figures)
+
+
+def _price_curve(job: Job, money: float) -> Figure:
+    """What is lost of a job's `money` if its machines fail more or less often, each time with its best design."""
+    lost = []
+    for factor in np.geomspace(0.1, 10, 9).tolist():
+        classes = tuple(msgspec.structs.replace(c, node_mtbf_h=c.node_mtbf_h / factor) for c in job.classes)
+        lost.append((factor, money * (1 - design_of(replace_job(job, classes=classes)).analytic.chain)))
+    return Figure(
+        title="What reliability is worth", x_label="failures, times those expected", y_label="money lost",
+        series=(("lost, waiting, saving", lost),), log_x=True,
+    )  # fmt: skip

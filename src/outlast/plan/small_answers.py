@@ -8,8 +8,9 @@ from __future__ import annotations
 from outlast.core import reliability as rel
 from outlast.core.reliability.check import count, nonnegative, positive
 
-from .answers import Answer, Table, duration, share, significant
+from .answers import Answer, Table
 from .figures import Figure
+from .number_words import duration, share, significant
 
 __all__ = ["fleet_answer", "interval_answer", "nines_answer"]
 
@@ -160,4 +161,17 @@ def nines_answer(
     note = "Availability depends on MTTR / MTBF only: a halving of either is worth the same; compare what each costs."
     clocks = f"MTBF {duration(mtbf_hours * 3600)}, MTTR {duration(mttr_hours * 3600)}"
     title = f"{clocks}: {now:.6f} available, {data['nines']:.2f} nines"
-    return Answer(title=title, tables=(levers, budgets, alerts), data=data, notes=(note,))
+    figures = (_downtime(mtbf_hours),)
+    return Answer(title=title, tables=(levers, budgets, alerts), data=data, notes=(note,), figures=figures)
+
+
+def _downtime(mtbf_hours: float) -> Figure:
+    """Hours a year that a service is down, over the time to repair; and if it failed twice as often."""
+    shares = [10 ** (k / 8) for k in range(-32, 1)]
+    series = tuple(
+        (name, [(mtbf_hours * x, float(rel.downtime_h(rel.availability(each, mtbf_hours * x)))) for x in shares])
+        for name, each in (("as often", mtbf_hours), ("twice as often", mtbf_hours / 2))
+    )
+    return Figure(
+        title="Downtime", x_label="hours to repair", y_label="hours a year", series=series, log_x=True, log_y=True
+    )

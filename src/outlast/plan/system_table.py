@@ -15,8 +15,10 @@ from outlast.errors import ConfigError
 from ._fleet import TOPOLOGIES
 from ._model import Job
 from ._planner import design_of
-from .answers import Answer, Table, duration
+from .answers import Answer, Table
 from .designs import job_from_options
+from .figures import Figure
+from .number_words import duration
 
 __all__ = ["SystemRow", "system_answer", "system_rows"]
 
@@ -122,4 +124,15 @@ def system_answer(params: str, nodes: str, steps: int, profile: str = "llama3") 
         *sources,
     )
     title = f"Reliability of one segment of {steps} steps"
-    return Answer(title=title, tables=(Table(title="", columns=columns, rows=rows), causes), data=data, notes=notes)
+    tables = (Table(title="", columns=columns, rows=rows), causes)
+    return Answer(title=title, tables=tables, data=data, notes=notes, figures=(_curves(table, sizes[-1]),))
+
+
+def _curves(table: list[SystemRow], size: float) -> Figure:
+    """R over nodes of one model, a line for each topology."""
+    topologies = dict.fromkeys(row.topology for row in table)
+    series = tuple(
+        (name, sorted((float(r.nodes), r.r) for r in table if r.topology == name and r.parameters == size))
+        for name in topologies
+    )
+    return Figure(title=f"{size:.3g} parameters", x_label="nodes", y_label="R of a segment", series=series, log_x=True)

@@ -18,8 +18,9 @@ from ._model import FailureClass, Job, job_from_mapping
 from ._outcome import Outcome
 from ._profiles import TARGET_CLASSES, profile_data
 from ._simulate import simulate
-from .answers import Answer, Table, duration, share, significant
+from .answers import Answer, Table
 from .calibration import load
+from .number_words import duration, share, significant
 from .target_predicted import measured_table, predicted, predicted_table
 
 __all__ = ["PUBLISHED", "TargetRow", "target_answer", "target_jobs", "target_rows", "unfitted_predictions"]

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -61,7 +61,7 @@ class Driven:
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def __enter__(self) -> Driven:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -51,7 +51,7 @@ class LeakWatch:
                     self.samples.setdefault((name, pid), []).append(sample)
 
     def findings(self) -> list[StrikeFinding]:
-        """Of all that were watched."""
+        """What grew, of all processes that were watched."""
         return [finding for (name, _), samples in self.samples.items() for finding in leaks(name, samples)]
 
 

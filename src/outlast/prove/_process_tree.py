@@ -1,6 +1,7 @@
 """The processes of a run as the kernel shows them: nothing here asks the run itself.
 
-A process is known by the file that its output goes to (`logs/r0.1.log`), which it gets before anything else of its own.
+A process is known by the file that its output goes to (`logs/r0.1.log`, or `logs/r0.1.rank1.log` of a replica's other
+ranks), which it gets before anything else of its own.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ import msgspec
 
 __all__ = ["Running", "end_of", "left_behind", "of_run", "processes", "processor_s", "send", "state_of"]
 
-_RANK = re.compile(r"r\d+\.\d+")
+_RANK = re.compile(r"(r\d+\.\d+)(?:\.rank(\d+))?")
 _PROC = Path("/proc")
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A process. `name`: `coordinator`, `a0`, `r0.1`, `nursery of a0`. `born`: the kernel's ticks, as numbers recur."""
+    """A process. `name`: `coordinator`, `a0`, `r0.1` (all ranks of that replica), `nursery of a0`. `born`: the kernel's
+    ticks, as numbers recur; `place`: of a rank in its replica, 0 for the lead."""
 
     pid: int
     name: str
     born: str
+    place: int = 0
 
     @property
     def is_rank(self) -> bool:
@@ -45,8 +48,8 @@ def processes(launcher: int) -> list[Running]:
         _add(found, pid, name)
         if name != "coordinator":
             for rank in _children(pid):
-                output = _output_of(rank)
-                _add(found, rank, output if _RANK.fullmatch(output) else f"nursery of {name}")
+                known = _RANK.fullmatch(_output_of(rank))
+                _add(found, rank, known[1] if known else f"nursery of {name}", int(known[2] or 0) if known else 0)
     return found
 
 
@@ -57,10 +60,10 @@ def launcher_of(pid: int) -> list[Running]:
     return found
 
 
-def _add(found: list[Running], pid: int, name: str) -> None:
+def _add(found: list[Running], pid: int, name: str, place: int = 0) -> None:
     fields = _stat(pid)
     if fields and fields[0] not in "ZX":
-        found.append(Running(pid=pid, name=name, born=fields[19]))
+        found.append(Running(pid=pid, name=name, born=fields[19], place=place))
 
 
 def state_of(seen: Running) -> str:

@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outlast.prove.strike_findings import StrikeFinding
-from outlast.runtime.settings.witness_files import Computed, StateSeen, read_computed, read_states
+from outlast.runtime.settings.witness_files import LANE, Computed, StateSeen, read_computed, read_states
 
 __all__ = ["Witnessed", "carried_over", "microbatch_findings", "script_findings", "witnessed"]
 
 
 class Witnessed(NamedTuple):
-    """What the witnesses of one run wrote. `ends`: by process, of those that did all steps."""
+    """What the witnesses of one run wrote. `ends`: by process, of those that did all steps; `lanes`: of the ranks of
+    equal place that are no leads."""
 
     computed: Sequence[Computed]
     starts: Mapping[str, StateSeen]
     ends: Mapping[str, StateSeen]
+    lanes: Mapping[str, Mapping[str, StateSeen]] = {}
 
 
 def witnessed(folder: Path, steps: int | None = None) -> Witnessed:
@@ -30,7 +32,11 @@ def witnessed(folder: Path, steps: int | None = None) -> Witnessed:
     ends = read_states(folder, "ends")
     most = steps if steps is not None else max((seen.steps for seen in ends.values()), default=0)
     whole = {name: seen for name, seen in ends.items() if seen.steps == most}
-    return Witnessed(read_computed(folder), read_states(folder, "starts"), whole)
+    lanes = {
+        path.name: {name: seen for name, seen in read_states(folder, path.name).items() if seen.steps == most}
+        for path in sorted(folder.glob(f"{LANE}*"))
+    }
+    return Witnessed(read_computed(folder), read_states(folder, "starts"), whole, lanes)
 
 
 def script_findings(wanted: Witnessed, seen: Witnessed, struck: bool = False) -> list[StrikeFinding]:
@@ -90,8 +96,13 @@ def _losses(wanted: Witnessed, seen: Witnessed, struck: bool) -> Iterator[Strike
 
 
 def _ends(wanted: Witnessed, seen: Witnessed) -> Iterator[StrikeFinding]:
-    right = next(iter(wanted.ends.values()), None)
-    for who, state in seen.ends.items():
+    pairs = [(wanted.ends, seen.ends), *((wanted.lanes.get(lane, {}), ends) for lane, ends in seen.lanes.items())]
+    for right, ends in pairs:
+        yield from _ended_otherwise(next(iter(right.values()), None), ends)
+
+
+def _ended_otherwise(right: StateSeen | None, ends: Mapping[str, StateSeen]) -> Iterator[StrikeFinding]:
+    for who, state in ends.items():
         odd = _odd(right.parts, state.parts) if right is not None else []
         if odd:
             yield StrikeFinding(

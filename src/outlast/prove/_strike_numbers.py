@@ -121,7 +121,7 @@ def _deaths(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tup
         life = lives.get((done.name, done.pid))
         if done.kind not in _FATAL or life is None or life.last_s > record.ended_s - _SETTLED_S:
             continue
-        if done.name not in told and (done.role in ("replica", "spare") or done.name in known):
+        if done.name not in told and (done.role in ("replica", "spare", "rank") or done.name in known):
             yield "journal: deaths", f"{done.name} died by {done.kind} at {done.at_s:.2f} s, and no event tells of it"
     replaced = sum(isinstance(e, ev.Recovery) and e.cause == "coordinator" for e in events)
     ended = [life for life in record.lives if life.name == "coordinator" and life.last_s < record.ended_s - _SETTLED_S]

@@ -20,6 +20,7 @@ _BOUNDED = "training goes on; what the lie can do is bounded by the rule"
 _FM, _SURVIVE, _GUARDS, _AUDITS = "explanation/failure-model", "how-to/survive", "how-to/guards", "how-to/audits"
 _RULES, _HEALTH, _SAVES, _TRUST = "how-to/rules", "how-to/health", "how-to/checkpoints", "explanation/trust"
 _PROVE, _DEBUG, _PROTOCOL, _HOSTS = "how-to/prove", "how-to/debug", "explanation/protocol", "how-to/hosts"
+_OF_RANKS, _RANKS = "outlast prove run --ranks 2 --faults ", "how-to/ranks"
 _RUN, _PHASES, _VIRTUAL = "outlast prove run --faults ", "outlast prove faults", "outlast prove protocol"
 _FLIPS, _LIES, _STRANGER = "outlast prove corruption", "outlast prove attacks --attacks ", "outlast prove strikes"
 _NO_DEVICE = "no device can be made to do so from software"
@@ -44,6 +45,8 @@ CATALOGUE: tuple[FaultKind, ...] = (
     # --- crash: a process or machine ends
     FaultKind("killed replica", "crash", "software", "SIGKILL sent, exit seen by the kernel", _SAME,
               "the agent's pidfd, a new view", _FM, _RUN + "kill"),
+    FaultKind("dead rank of a replica", "crash", "software", "SIGKILL to a rank that is not its replica's lead", _SAME,
+              "its agent ends the replica's other ranks, a new view", _RANKS, _OF_RANKS + "kill"),
     FaultKind("segmentation fault", "crash", "software", "SIGSEGV sent", _SAME, "a new view", _FM, _RUN + "segv"),
     FaultKind("failed assertion in native code", "crash", "software", "SIGABRT sent", _SAME, "a new view", _FM,
               _RUN + "abort"),
@@ -95,6 +98,10 @@ CATALOGUE: tuple[FaultKind, ...] = (
               _FM, _RUN + "stop"),
     FaultKind("paused replica", "omission", "software", "SIGSTOP, then SIGCONT", "the same bits, with a stall or a new "
               "view", "learned deadlines, fenced epochs", _FM, _RUN + "pause"),
+    FaultKind("stopped rank of a replica", "omission", "software", "SIGSTOP to one rank, whose siblings wait for it",
+              _SAME, "learned deadlines of each rank", _RANKS, _OF_RANKS + "stop"),
+    FaultKind("paused rank of a replica", "omission", "software", "SIGSTOP to one rank, then SIGCONT", "the same bits, "
+              "with a stall or a new view", "learned deadlines of each rank", _RANKS, _OF_RANKS + "pause"),
     FaultKind("stopped coordinator", "omission", "software", "SIGSTOP to it", "a successor after a second", "its "
               "progress block", _FM, _RUN + "stop"),
     FaultKind("stopped agent", "omission", "software", "SIGSTOP to it", "it is continued", "the launcher", _FM,

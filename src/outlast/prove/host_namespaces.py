@@ -125,7 +125,7 @@ class HostNetwork:
 
     # --- using ---------------------------------------------------------------------------------------------------
     def address(self, host: int) -> str:
-        """Of this host, as the others see it."""
+        """The IPv4 address of this host, as the others see it."""
         return f"10.77.0.{host + 1}"
 
     def entering(self, host: int) -> list[str]:
@@ -212,6 +212,20 @@ class HostNetwork:
     def join(self, one: int, other: int) -> None:
         """Mend the path between these two."""
         for here, there in ((one, other), (other, one)):
+            self._do([*self._into(here + 1), "ip", "neigh", "del", self.address(there), "dev", "eth0"])
+
+    def mute(self, host: int, *, others: bool = False) -> None:
+        """Break the path one way: what this host sends goes nowhere, and what it is sent arrives. With `others`, the
+        other way."""
+        for other in set(range(self.num)) - {host}:
+            here, there = (other, host) if others else (host, other)
+            nowhere = ["lladdr", _NOWHERE, "dev", "eth0", "nud", "permanent"]
+            self._do([*self._into(here + 1), "ip", "neigh", "replace", self.address(there), *nowhere])
+
+    def unmute(self, host: int, *, others: bool = False) -> None:
+        """Mend what `mute` broke."""
+        for other in set(range(self.num)) - {host}:
+            here, there = (other, host) if others else (host, other)
             self._do([*self._into(here + 1), "ip", "neigh", "del", self.address(there), "dev", "eth0"])
 
     def shape(self, host: int, *words: str) -> None:

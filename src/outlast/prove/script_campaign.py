@@ -112,7 +112,7 @@ class ScriptCampaign:
     # --- undisturbed -----------------------------------------------------------------------------------------------
     def baseline(self, watch: Callable[[str, StrikeRecord], None]) -> Baseline:
         """Run it twice, and hold the two against each other."""
-        alone = self._undisturbed("alone", Shape(replicas=1, spares=0), 0, watch)
+        alone = self._undisturbed("alone", Shape(replicas=1, spares=0, ranks=self.shape.ranks), 0, watch)
         faults = _unfinished(alone, "a single replica")
         steps, every = _steps(alone), max(1, _steps(alone) // _SAVES)
         fleet = alone if faults else self._undisturbed("fleet", self.shape, every, watch)
@@ -145,6 +145,7 @@ class ScriptCampaign:
             setting=Setting(dtype="script"),
             replicas=shape.replicas,
             spares=shape.spares,
+            ranks=shape.ranks,
             agents=1,
             exchange="auto",
             keeps=every > 0,
@@ -223,8 +224,8 @@ class ScriptCampaign:
     def _launch(self, folder: Path, fleet: ScriptFleet, every: int, around: ScriptSurroundings) -> Driven:
         settings: dict[str, Any] = {
             "restart_backoff_s": 0.1, "heartbeat_s": 0.5, "formation_s": 10.0, "max_restarts": 64,
-            **self._settings, "replicas": fleet.replicas, "spares": fleet.spares, "agents": fleet.agents,
-            "exchange": fleet.exchange, "resume": "never",
+            **self._settings, "replicas": fleet.replicas, "ranks": fleet.ranks, "spares": fleet.spares,
+            "agents": fleet.agents, "exchange": fleet.exchange, "resume": "never",
         }  # fmt: skip
         for key in [key for key in settings if key.startswith("checkpoint_")]:
             del settings[key]  # no struck run touches what somebody keeps

@@ -43,7 +43,7 @@ class ScriptEvidence(msgspec.Struct, frozen=True, kw_only=True):
 def evidence_of(
     record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent], faults: Sequence[Fault]
 ) -> ScriptEvidence:
-    """Of one run that is over."""
+    """What one run that is over shows: each moment that was struck, each fault that was met, what was survived."""
     cost: dict[str, Any] = record.why.get("cost", {})
     return ScriptEvidence(
         moments=[moment_of(done, record, commits, events) for done in record.done],

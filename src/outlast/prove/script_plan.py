@@ -22,6 +22,7 @@ __all__ = [
     "INSIDE",
     "KINDS",
     "PHASES",
+    "RANK_ALONE",
     "Kind",
     "ScriptFleet",
     "Shape",
@@ -40,11 +41,11 @@ class Kind(NamedTuple):
 
     signal: str
     weight: int
-    roles: tuple[Role, ...] = ROLES
+    roles: tuple[Role, ...] = (*ROLES, "rank")
     lasts: bool = False
 
 
-_RANKS: tuple[Role, ...] = ("replica", "spare")
+_RANKS: tuple[Role, ...] = ("replica", "spare", "rank")
 KINDS: dict[str, Kind] = {
     "kill": Kind("SIGKILL", 6),
     "segv": Kind("SIGSEGV", 2),
@@ -72,6 +73,8 @@ KINDS: dict[str, Kind] = {
     "phase": Kind("", 4, _RANKS),
 }
 """By the name that schedules and `--faults` have for it."""
+RANK_ALONE = "a rank that is not its replica's lead"
+"""What is struck besides, where replicas have several."""
 
 PHASES = (
     Phase.LOAD, Phase.BODY, Phase.BACKWARD, Phase.MERGE, Phase.SCATTER, Phase.SCATTERED, Phase.REDUCE, Phase.GATHER,
@@ -81,7 +84,7 @@ PHASES = (
 INSIDE = ("SIGKILL", "SIGSTOP", "exit", "raise")
 """What is done there."""
 _TARGETS: dict[Role, int] = {
-    "replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3, "disk": 1, "clock": 1, "host": 1
+    "replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3, "disk": 1, "clock": 1, "host": 1, "rank": 9
 }  # fmt: skip
 _MOST_COORDINATORS = 4  # beyond a few in a minute the launcher gives up, as it should
 _MOST_STRIKES = 7
@@ -89,7 +92,7 @@ _MOST_STRIKES = 7
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What is the same in all fleets of a campaign. `length_s`, `begin_s`: of an undisturbed run, to its end and to its
-    first step; `steps`: how many it commits; `hosts`: on how many, 0 for this machine alone."""
+    first step; `steps`: how many it commits; `hosts`: on how many, 0 for this machine alone; `ranks`: in a replica."""
 
     replicas: int = 2
     spares: int = 1
@@ -97,12 +100,14 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     begin_s: float = 5.0
     steps: int = 100
     hosts: int = 0
+    ranks: int = 1
 
 
 class ScriptFleet(StruckFleet, frozen=True, kw_only=True):
     """A fleet that trains a script of somebody's. `faults`: those from inside."""
 
     faults: tuple[Fault, ...] = ()
+    ranks: int = 1
 
     @property
     def schedule(self) -> str:
@@ -127,15 +132,17 @@ def drawn(number: int, seed: int, shape: Shape, kinds: Collection[str]) -> Scrip
         wait_s = rng.uniform(0.0, shape.begin_s) if not strikes else rng.expovariate(1 / mean_s)
         if strikes and rng.random() < 0.15:
             wait_s = rng.uniform(0.0, 0.2)
-        strikes.append(_strike(rng, kind, round(wait_s, 3), strikes))
+        strikes.append(_strike(rng, kind, round(wait_s, 3), strikes, shape.ranks))
         if kind == "brownout":
-            strikes += [_strike(rng, kind, round(rng.uniform(0.0, 0.2), 3), strikes) for _ in range(rng.randint(1, 2))]
+            waits_s = (round(rng.uniform(0.0, 0.2), 3) for _ in range(rng.randint(1, 2)))
+            strikes += [_strike(rng, kind, next_s, strikes, shape.ranks) for next_s in waits_s]
     return ScriptFleet(
         number=number,
         seed=seed,
         setting=Setting(dtype="script"),
         replicas=shape.replicas,
         spares=shape.spares,
+        ranks=shape.ranks,
         agents=1 if shape.hosts else rng.randint(1, 2),
         exchange="auto" if shape.hosts else rng.choice(("shm", "shm", "c10d")),
         keeps=keeps or "disk" in {strike.roles[0] for strike in strikes},
@@ -163,6 +170,7 @@ def planned(
         setting=Setting(dtype="script"),
         replicas=shape.replicas,
         spares=shape.spares,
+        ranks=shape.ranks,
         agents=agents,
         exchange=exchange,
         keeps=keeps,
@@ -172,8 +180,10 @@ def planned(
     )
 
 
-def _strike(rng: random.Random, kind: str, wait_s: float, before: Sequence[Strike]) -> Strike:
+def _strike(rng: random.Random, kind: str, wait_s: float, before: Sequence[Strike], ranks: int) -> Strike:
     targets = {role: weight for role, weight in _TARGETS.items() if role in KINDS[kind].roles}
+    if ranks == 1:
+        targets.pop("rank", None)
     if sum(strike.roles[0] == "coordinator" for strike in before) >= _MOST_COORDINATORS:
         targets.pop("coordinator", None)
     role = rng.choices(list(targets), list(targets.values()))[0]
@@ -182,7 +192,7 @@ def _strike(rng: random.Random, kind: str, wait_s: float, before: Sequence[Strik
 
 
 def _made(kind: str, wait_s: float, role: Role, pick: float, continue_s: float | None) -> Strike:
-    others = tuple(other for other in KINDS[kind].roles if other != role)
+    others = tuple(other for other in KINDS[kind].roles if other != role and role != "rank")  # a rank is waited for
     return Strike(
         wait_s=wait_s, signal=KINDS[kind].signal, roles=(role, *others), pick=pick, continue_s=continue_s, named=kind
     )

@@ -26,9 +26,10 @@ __all__ = [
 
 STEPS, MICROBATCHES, EVERY, ROWS = 400, 8, 25, 4
 
-Role = Literal["replica", "spare", "agent", "coordinator", "nursery", "disk", "clock", "host"]
+Role = Literal["replica", "spare", "rank", "agent", "coordinator", "nursery", "disk", "clock", "host"]
+"""`rank`: one of a replica of several that is not its lead; `replica` and `spare` are the leads."""
 ROLES: tuple[Role, ...] = ("replica", "spare", "agent", "coordinator", "nursery")
-"""Those that are processes."""
+"""Those that are processes of any run."""
 
 _SIGNALS = {"SIGKILL": 7, "SIGSEGV": 4, "SIGTERM": 3, "SIGSTOP": 3, "SIGSTOP, SIGCONT": 4}
 _TARGETS: dict[Role, int] = {"replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3}

@@ -277,6 +277,8 @@ class Striker:
             return "nursery"
         if not seen.is_rank:
             return "agent"
+        if seen.place:
+            return "rank"
         members = driven.members
         inside = seen.name in members if members else int(seen.name[1:].split(".")[0]) < self.fleet.replicas
         return "replica" if inside else "spare"

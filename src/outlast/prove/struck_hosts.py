@@ -121,7 +121,7 @@ class StruckHosts:
         return f"h{host}"
 
     def mend(self, kind: str) -> bool:
-        """Of the hosts that are down in this way, all come back."""
+        """Bring back the hosts that are down in this way, all of them."""
         for host in [host for host, why in self._down.items() if why == kind]:
             del self._down[host]
             if kind == "hang":

@@ -23,7 +23,21 @@ from outlast.tensors._fold import (
 )
 from outlast.tensors._layout import BLOCK, Bucket, Layout
 from outlast.tensors._reduce import reduce_slice
-from outlast.tensors._shards import WIDEST, Grid, grid_of, is_shard, like, local, part_of, reshard, whole
+from outlast.tensors._shards import (
+    TENSOR_PARALLEL,
+    WIDEST,
+    Grid,
+    gradient_of,
+    grid_of,
+    grid_of_params,
+    is_shard,
+    like,
+    local,
+    on_mesh,
+    part_of,
+    reshard,
+    whole,
+)
 from outlast.tensors._sums import Misfit, Sums, prepare_sums, product_misfit, spread_of, sums_of, within_bound
 
 # robust rules
@@ -57,7 +71,8 @@ from outlast.tensors._rules import Rule, aggregate, make_rule  # isort: skip
 __all__ = [
     "BLOCK", "Bucket", "Fold", "Layout", "Looked", "add_and_print_blocks", "block_prints", "combine", "fingerprint",
     "fingerprint_all", "fingerprint_named", "look", "packed_prints", "prepare_fold", "reduce_and_look",
-    "reduce_slice", "sum_of_squares", "WIDEST", "Grid", "grid_of", "is_shard", "like", "local", "part_of",
+    "reduce_slice", "sum_of_squares", "TENSOR_PARALLEL", "WIDEST", "Grid", "gradient_of", "grid_of",
+    "grid_of_params", "is_shard", "like", "local", "on_mesh", "part_of",
     "reshard", "whole", "Misfit", "Sums", "prepare_sums", "product_misfit", "spread_of", "sums_of", "within_bound",
     "ATTACKS", "ActivationStats", "Band", "Mixture", "Nonfinite", "BandReading", "Rule", "activation_stats",
     "aggregate", "collapse_reasons", "find_nonfinite", "flip_labels", "inconsistent", "lying_reducer", "make_rule",

@@ -18,6 +18,9 @@ from torch import Tensor
 __all__ = ["block_prints", "combine", "fingerprint", "fingerprint_all", "fingerprint_named"]
 
 _MASK = (1 << 64) - 1
+_LOW = (1 << 32) - 1
+_TOGETHER = 1 << 22
+"""Words that are mixed at a time: some hundred megabytes of a device's memory."""
 
 
 def fingerprint(tensor: Tensor, key: int = 0) -> int:
@@ -42,23 +45,24 @@ def _bytes(tensor: Tensor) -> Any:
 def block_prints(flat: Tensor, block: int, first: int) -> tuple[int, ...]:
     """The fingerprint of each block of a flat tensor, keyed by its number counted from `first`."""
     if not flat.is_cpu:
-        return tuple(fingerprint(flat[i : i + block], n) for n, i in enumerate(range(0, flat.numel(), block), first))
+        return _mixed_blocks(flat.detach(), block, first)
     data, size = memoryview(_bytes(flat)), block * flat.element_size()
     places = enumerate(range(0, len(data), size), first)
     return tuple(xxhash.xxh3_64_intdigest(data[i : i + size], seed=n & _MASK) for n, i in places)
 
 
 def fingerprint_all(tensors: Sequence[Tensor], keys: Sequence[int]) -> int:
-    """Sum mod 2^64 of the fingerprints of several tensors, each with its key; one wait for the device at the end."""
+    """Sum mod 2^64 of the fingerprints of several tensors, each with its key; few operations on a device, however many
+    they are, and one wait for it at the end."""
     here = [fingerprint(t, key) for t, key in zip(tensors, keys, strict=True) if t.device.type == "cpu"]
-    rows = zip(tensors, keys, strict=True)
-    away = [_mixed_sum(t.detach().reshape(-1), key) for t, key in rows if t.device.type != "cpu"]
-    return combine([*here, int(torch.stack(away).sum().item())] if away else here)
+    away = [(t, key) for t, key in zip(tensors, keys, strict=True) if t.device.type != "cpu"]
+    return combine([*here, _mixed_all(away)] if away else here)
 
 
 def fingerprint_named(tensors: Iterable[tuple[str, Tensor]]) -> int:
-    """Of a whole state: every tensor keyed by its name, shape and dtype."""
-    return combine([fingerprint(t, _name_key(name, t)) for name, t in tensors])
+    """A 64-bit fingerprint of a whole state: every tensor keyed by its name, shape and dtype."""
+    rows = [(t, _name_key(name, t)) for name, t in tensors]
+    return fingerprint_all([t for t, _ in rows], [key for _, key in rows])
 
 
 def combine(parts: Sequence[int]) -> int:
@@ -75,14 +79,76 @@ def _mixed(flat: Tensor, key: int) -> int:
 
 
 def _mixed_sum(flat: Tensor, key: int) -> Tensor:
-    """(low ^ k1) * (high ^ k2) of each word, NH-like: a flip in either half changes the product, a swap the sum."""
-    raw = flat.contiguous().view(torch.uint8)
-    spare = -raw.numel() % 8
-    words = torch.cat([raw, raw.new_zeros(spare)]).view(torch.int64) if spare else raw.view(torch.int64)
+    words = _words([flat])
     index = torch.arange(words.numel(), device=words.device, dtype=torch.int64)
-    keys = (index + key % (1 << 32)) * -7046029254386353131 + 1609587929392839161
+    return _mix(words, index + key % (1 << 32)).sum()
+
+
+def _words(flats: Sequence[Tensor]) -> Tensor:
+    """The bytes of flat tensors, end to end, each filled up with zeros to whole words."""
+    rows: list[Tensor] = []
+    for flat in flats:
+        raw = flat.contiguous().view(torch.uint8)
+        rows += [raw, raw.new_zeros(-raw.numel() % 8)] if raw.numel() % 8 else [raw]
+    return (rows[0] if len(rows) == 1 else torch.cat(rows)).view(torch.int64)
+
+
+def _mix(words: Tensor, index: Tensor) -> Tensor:
+    """(low ^ k1) * (high ^ k2) of each word, NH-like: a flip in either half changes the product, a swap the sum."""
+    keys = index * -7046029254386353131 + 1609587929392839161
     keys ^= keys >> 29
     mixed = words ^ keys
-    product = ((mixed & 0xFFFFFFFF) | 1) * (mixed >> 32) + mixed * -4417276706812531889
+    product = ((mixed & _LOW) | 1) * (mixed >> 32) + mixed * -4417276706812531889
     product ^= product >> 31
-    return (product * -7046029254386353131).sum()
+    return product * -7046029254386353131
+
+
+def _mixed_all(rows: Sequence[tuple[Tensor, int]]) -> int:
+    """The sum of the fingerprints of (tensor, key), as other devices than processors take them."""
+    groups: list[list[tuple[Tensor, int]]] = []
+    size = 0
+    for tensor, key in rows:
+        words = -(-tensor.numel() * tensor.element_size() // 8)
+        if not groups or size + words > _TOGETHER or groups[-1][0][0].device != tensor.device:
+            groups.append([])
+            size = 0
+        groups[-1].append((tensor.detach().reshape(-1), key))
+        size += words
+    return combine([int(total.item()) for total in [_mixed_group(group) for group in groups]])
+
+
+def _mixed_group(rows: Sequence[tuple[Tensor, int]]) -> Tensor:
+    if len(rows) == 1:
+        return _mixed_sum(*rows[0])
+    words = _words([flat for flat, _ in rows])
+    shifts: list[int] = []
+    lengths: list[int] = []
+    at = 0
+    for flat, key in rows:
+        shifts.append(key % (1 << 32) - at)
+        lengths.append(-(-flat.numel() * flat.element_size() // 8))
+        at += lengths[-1]
+    told = torch.tensor([shifts, lengths], dtype=torch.int64, device=words.device)
+    index = torch.arange(at, device=words.device, dtype=torch.int64)
+    index += torch.repeat_interleave(told[0], told[1], output_size=at)
+    return _mix(words, index).sum()
+
+
+def _mixed_blocks(flat: Tensor, block: int, first: int) -> tuple[int, ...]:
+    """The fingerprint of each block of a flat tensor, of many at a time, and one wait for them."""
+    size = block * flat.element_size()
+    if size % 8:
+        return tuple(fingerprint(flat[i : i + block], n) for n, i in enumerate(range(0, flat.numel(), block), first))
+    words, width = _words([flat]), size // 8
+    whole = words.numel() // width
+    place = torch.arange(width, device=words.device, dtype=torch.int64)
+    found: list[Tensor] = []
+    step = max(1, _TOGETHER // width)
+    for lo in range(0, whole, step):
+        hi = min(lo + step, whole)
+        keys = torch.arange(first + lo, first + hi, device=words.device, dtype=torch.int64) & _LOW
+        found.append(_mix(words[lo * width : hi * width].view(hi - lo, width), place + keys[:, None]).sum(1))
+    rest = words[whole * width :]
+    if rest.numel():
+        found.append(_mix(rest, place[: rest.numel()] + ((first + whole) & _LOW)).sum().reshape(1))
+    return tuple(value & _MASK for value in torch.cat(found).tolist()) if found else ()

@@ -31,6 +31,7 @@ __all__ = [
 
 SOURCE = "_fold.c"
 LANES = 64
+AT_A_TIME = 128  # blocks that are measured together, where no processor does it
 LARGEST = float(torch.finfo(torch.float32).max)
 MOST = 64  # parts of a sum
 SHORTEST = 61  # elements: XXH3 has other rules for 240 bytes and less
@@ -106,9 +107,12 @@ def look(flat: Tensor, first: int, *, squares: bool) -> Looked:
     """`first`: number of the first block."""
     if _fast([flat]):
         return _in_one({(0, 1): flat}, [], 1.0, flat, first, squares, False)[0]
-    blocks = [flat[i : i + BLOCK] for i in range(0, flat.numel(), BLOCK)]
     prints = combine(block_prints(flat, BLOCK, first))
-    return Looked(prints, tuple(map(sum_of_squares, blocks)) if squares else ())
+    if not squares:
+        return Looked(prints)
+    if not flat.is_cpu:
+        return Looked(prints, _squares_of_blocks(flat))
+    return Looked(prints, tuple(sum_of_squares(flat[i : i + BLOCK]) for i in range(0, flat.numel(), BLOCK)))
 
 
 def reduce_and_look(
@@ -189,6 +193,16 @@ def sum_of_squares(block: Tensor) -> float:
     float32 could not hold it, of values that are no wider: nothing good comes of such a gradient."""
     rows = torch.nn.functional.pad(block.double().square(), (0, -block.numel() % LANES)).view(-1, LANES)
     return _within(block, float(tree_sum(tree_sum(rows))))
+
+
+def _squares_of_blocks(flat: Tensor) -> tuple[float, ...]:
+    """`sum_of_squares` of each block, of many at a time and one wait for them: zeros at the end change nothing."""
+    found: list[Tensor] = []
+    for part in torch.split(flat, AT_A_TIME * BLOCK) if flat.numel() else ():
+        squares = torch.nn.functional.pad(part.double().square(), (0, -part.numel() % BLOCK))
+        lanes = tree_sum(squares.view(-1, BLOCK // LANES, LANES).transpose(0, 1))
+        found.append(tree_sum(lanes.t()))
+    return tuple(_within(flat, value) for value in (torch.cat(found).tolist() if found else ()))
 
 
 def _within(block: Tensor, squares: float) -> float:

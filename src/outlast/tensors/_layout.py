@@ -52,8 +52,18 @@ class Bucket:
         starts[:1], edges = [0], [(n * i + turn) // num for i in before]
         return tuple(itertools.pairwise([starts[edge] if edge < n else self.numel for edge in edges]))
 
+    def place(self, lo: int) -> int:
+        """Which of the bucket's blocks, in the order of elements, begins at this element."""
+        before = 0
+        for start, stop, _ in self.runs:
+            if start <= lo < stop:
+                return before + (lo - start) // BLOCK
+            before += -(-(stop - start) // BLOCK)
+        return lo // BLOCK
+
     def stretches(self, lo: int, hi: int) -> Iterator[tuple[int, int, int]]:
-        """Of a slice: stretches (first element, end, number of the first block) in which blocks follow each other."""
+        """Yield the stretches of a slice (first element, end, number of the first block) in which blocks follow each
+        other."""
         for start, stop, first in self.runs or ((0, self.numel, self.first_block),):
             begin, end = max(lo, start), min(hi, stop)
             if begin < end:
@@ -65,7 +75,8 @@ class Layout:
 
     Gradients of bf16 and fp16 parameters are summed and exchanged in float32: stated, so that the tree's bits do not
     depend on who adds. `groups`: a number for each parameter; those of one group come together, and no bucket holds two
-    groups. `grid`: of shards, where their blocks are. ValueError if a parameter is not a floating-point tensor.
+    groups. `grid`: of shards, where their blocks are. `device`: where sums lie; none: with the
+    parameters. ValueError if a parameter is not a floating-point tensor.
     """
 
     def __init__(
@@ -74,9 +85,10 @@ class Layout:
         bucket_bytes: int = 4 << 20,
         groups: Sequence[int] | None = None,
         grid: Grid | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.shapes = [tuple(p.shape) for p in params]
-        self.device = params[0].device if params else torch.device("cpu")
+        self.device = device or (params[0].device if params else torch.device("cpu"))
         self.buckets: list[Bucket] = []
         self._grid = grid
         self._place(params, bucket_bytes, list(groups) if groups is not None else [0] * len(params))

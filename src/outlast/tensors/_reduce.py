@@ -23,11 +23,12 @@ def reduce_slice(
     """out = scale · (the tree's root), from 1-D partial sums of equal length.
 
     `schedule`: the additions (left, right, parent) still to be done, children before parents. Works in blocks that
-    stay in cache; needs one block of scratch per pending addition.
+    stay in cache where there is a processor's; needs one block of scratch per pending addition.
     """
-    scratch = [out.new_empty(min(BLOCK, out.numel())) for _ in range(max(0, len(schedule) - 1))]
-    for start in range(0, out.numel(), BLOCK):
-        stop = min(start + BLOCK, out.numel())
+    size = BLOCK if out.is_cpu else max(1, out.numel())  # elsewhere each block would be a kernel of its own
+    scratch = [out.new_empty(min(size, out.numel())) for _ in range(max(0, len(schedule) - 1))]
+    for start in range(0, out.numel(), size):
+        stop = min(start + size, out.numel())
         have = {node: part[start:stop] for node, part in parts.items()}
         for index, (left, right, parent) in enumerate(schedule):
             last = index == len(schedule) - 1

@@ -1,7 +1,8 @@
 """Tensors of which this process holds a part: what is here of them, and a grid that does not depend on how many share.
 
-A parameter that is sharded by rows over the ranks of a replica (torch's DTensor) is, for everything that adds, copies
-or fingerprints, the rows that lie here. Norms and fingerprints must not depend on the number of ranks, so their blocks
+A parameter that is sharded over the ranks of a replica (torch's DTensor) is, for everything that adds, copies or
+fingerprints, what lies here. Tensor parallelism cuts first, along a dimension of its own; FSDP then shares the rows of
+what it leaves. Norms and fingerprints must not depend on the number of ranks, so their blocks
 are cut and numbered on the finest grid that any number of ranks up to `WIDEST` makes: no block straddles two cells of
 it, and the cells of a rank follow each other. Nothing here communicates, but for `whole`.
 """
@@ -18,7 +19,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["WIDEST", "Grid", "grid_of", "is_shard", "like", "local", "part_of", "reshard", "whole"]
+__all__ = [
+    "TENSOR_PARALLEL",
+    "WIDEST",
+    "Grid",
+    "gradient_of",
+    "grid_of",
+    "grid_of_params",
+    "is_shard",
+    "like",
+    "local",
+    "on_mesh",
+    "part_of",
+    "reshard",
+    "whole",
+]
+
+TENSOR_PARALLEL = "tp"
+"""Name of the mesh's dimension over which tensor parallelism spreads a module; all others share rows."""
 
 WIDEST = 8
 """Ranks of a replica, at most: their number divides the grid."""
@@ -54,11 +72,64 @@ def like(value: Tensor, param: Any) -> Tensor:
 
 
 def part_of(value: Tensor, param: Any) -> Tensor:
-    """Of the values of a whole parameter the rows that lie here, sharing its memory; any other value as it is."""
+    """What lies here of a whole parameter's values, sharing its memory; any other value as it is."""
     if not is_shard(param) or is_shard(value) or value.shape != param.shape:
         return value
-    rows, place = -(-param.shape[0] // param.device_mesh.size()), param.device_mesh.get_local_rank()
-    return value[place * rows : (place + 1) * rows]
+    mesh = param.device_mesh
+    cuts = list(zip(param.placements, mesh.shape, mesh.get_coordinate(), strict=True))
+    for placement, size, where in sorted(cuts, key=lambda cut: hasattr(cut[0], "split_factor")):
+        if not placement.is_replicate():  # FSDP's cut comes after that of a later dimension, and says so
+            value = _chunk(value, placement.dim, size, where)
+    return value
+
+
+def _chunk(value: Tensor, dim: int, size: int, where: int) -> Tensor:
+    """Part `where` of `size`, as `torch.chunk` cuts."""
+    total = value.shape[dim]
+    length = -(-total // size)
+    start = min(where * length, total)
+    return value.narrow(dim, start, min(length, total - start))
+
+
+def gradient_of(param: Any) -> Tensor | None:
+    """A parameter's gradient, spread as it is. What tensor parallelism left as a sum to be made is made: of that all
+    ranks of the dimension must ask, in the same order."""
+    grad = param.grad
+    if is_shard(param) and is_shard(grad) and tuple(grad.placements) != tuple(param.placements):
+        grad = grad.redistribute(placements=param.placements)
+    return grad  # type: ignore[no-any-return]
+
+
+def on_mesh(tensor: Tensor, mesh: Any) -> Tensor:
+    """A tensor that is spread over some dimensions of a mesh, and equal over the others, as one of all of it."""
+    if not is_shard(tensor) or tensor.device_mesh.ndim == mesh.ndim:  # type: ignore[attr-defined]
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    spread: Any = tensor
+    over = dict(zip(spread.device_mesh.mesh_dim_names or (), spread.placements, strict=False))
+    where = [over.get(name, Replicate()) for name in mesh.mesh_dim_names]
+    made: Tensor = _kind().from_local(
+        spread.to_local(), mesh, where, run_check=False, shape=spread.shape, stride=spread.stride()
+    )
+    return made
+
+
+def _parts_of(param: Any) -> tuple[list[tuple[int, ...]], int]:
+    """(shapes of the parts that tensor parallelism has cut a parameter into, which of them is here). One, of the whole,
+    where it has not."""
+    shape = tuple(param.shape) or (1,)
+    if is_shard(param):
+        mesh = param.device_mesh
+        for name, size, where, placement in zip(
+            mesh.mesh_dim_names or ("",) * mesh.ndim, mesh.shape, mesh.get_coordinate(), param.placements, strict=True
+        ):
+            if name == TENSOR_PARALLEL and not placement.is_replicate():
+                cut = [list(shape) for _ in range(size)]
+                for row in cut:
+                    row[placement.dim] //= size
+                return [tuple(row) for row in cut], where
+    return [shape], 0
 
 
 def whole(tensor: Any) -> Tensor:
@@ -105,3 +176,13 @@ def grid_of(shapes: Sequence[Sequence[int]], place: int, width: int, block: int)
             cells[len(shapes) - behind].append((elements, number))
         number += -(-elements // block)
     return Grid(tuple(tuple(row) for row in cells), number)
+
+
+def grid_of_params(params: Sequence[Any], place: int, width: int, block: int) -> Grid:
+    """`grid_of` for parameters as they are here. The parts of tensor parallelism follow each other as parameters would;
+    what is equal on all its ranks has the same blocks on all of them."""
+    parts = [_parts_of(param) for param in params]
+    grid = grid_of([shape for shapes, _ in parts for shape in shapes], place, width, block)
+    before = itertools.accumulate((len(shapes) for shapes, _ in parts), initial=0)
+    cells = tuple(grid.cells[first + mine] for first, (_, mine) in zip(before, parts, strict=False))
+    return Grid(cells, grid.num_blocks)

@@ -60,6 +60,9 @@ def test_it_fits_and_complains_of_nothing_and_asks_no_other_host(
 ) -> None:
     browser.open(url, width, theme)
     assert browser.script("return document.documentElement.scrollWidth") <= width
+    parts = "document.querySelector('[aria-label=\"a step by member\"]')"
+    aside = f"return {parts}.scrollWidth - {parts}.clientWidth"
+    assert browser.script(aside) == 0, "it is read without moving it sideways"
     assert "null" not in browser.script("return document.body.innerText")
     assert [entry["message"] for entry in browser.log("browser")] == []
     asked = browser.asked()
@@ -124,7 +127,13 @@ def test_its_figures_are_the_terminal_s(browser: Browser, url: str, story: Any) 
         ".map((row) => [...row.children].map((cell) => cell.textContent))"
     )
     assert cells == [
-        [m.replica, f"{m.steps:,}", *map(format_s, (m.load_s, m.compute_s, m.exchange_s, m.wait_s)), m.waits_for]
+        [
+            m.replica,
+            f"{m.steps:,}",
+            f"{m.microbatches:g}",
+            *map(format_s, (m.load_s, m.compute_s, m.exchange_s, m.wait_s)),
+            m.waits_for,
+        ]
         for m in told.anatomy.members
     ]
 

@@ -19,8 +19,9 @@ from tests.observe.web import asking
 
 from outlast.cli import main
 from outlast.core import events as ev
+from outlast.errors import ConfigError
 from outlast.journal import Journal
-from outlast.observe.web import Board, build_app
+from outlast.observe.web import Board, build_app, listen
 
 
 def ask(app: Any, path: str, *, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -292,3 +293,9 @@ def test_hosts_ranks_and_alarms_are_shown(tmp_path: Path, story: Any) -> None:
     kinds = [row["kind"] for row in page["story"]["device_rows"]]
     assert kinds == ["alarm_weighed", "device_finding"], "the newest first"
     assert page["story"]["alarms"].startswith("1 alarm weighed, 1 acted on")
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 99_999_999])
+def test_a_number_that_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(ConfigError, match="is no port"):
+        listen(port)

@@ -2,7 +2,7 @@
 
 For: every choice that failures force. It must never read a clock, draw a number or import torch; with floats it does
 not import numpy either. Read first: `_belief.py`, then `_interval.py`; at run time also `_record.py`,
-`deadlines.py`, `evictions.py`.
+`_vacancies.py`, `deadlines.py`, `evictions.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from outlast.core.policy._admission import Admission, admit_view, most_rows_per_host
+from outlast.core.policy._admission import Admission, AdmissionPolicy, most_rows_per_host
 from outlast.core.policy._belief import Belief, ClassPrior, LossRecord
 from outlast.core.policy._device_hazard import DeviceHazard, DeviceHistory, learn_ages, learn_recency
 from outlast.core.policy._hazard import Losses, next_save_s
@@ -28,6 +28,7 @@ from outlast.core.policy._prognosis import (
 from outlast.core.policy._record import Believed, RunPrior, RunRecord, SaveDecision
 from outlast.core.policy._restart import RestartDecision, RestartPolicy
 from outlast.core.policy._spares import SparesDecision, SparesPolicy, SparesState
+from outlast.core.policy._vacancies import Replacements, VacancyDecision, VacancyPolicy, VacancyState
 from outlast.core.policy.audits import AuditDecision, AuditPolicy, AuditState, audit_share
 from outlast.core.policy.bands import Band, BandReading
 from outlast.core.policy.guard_records import (
@@ -67,16 +68,16 @@ if TYPE_CHECKING:
     from outlast.core.policy._records import RunRecords
 
 __all__ = [
-    "ActionCosts", "AlarmKind", "DeviceHazard", "DeviceHistory", "Outlook", "Prognosis", "alarm_name", "choose_action",
-    "learn_ages", "learn_recency", "prior_of", "wilson",
-    "PRESETS", "PRE_STEPS", "RULES", "Admission", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief",
-    "Believed",
+    "ActionCosts", "AlarmKind", "DeviceHazard", "DeviceHistory", "Outlook", "Prognosis", "alarm_name",
+    "choose_action", "learn_ages", "learn_recency", "prior_of", "wilson", "PRESETS", "PRE_STEPS", "RULES",
+    "Admission", "AdmissionPolicy", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief", "Believed",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
     "IntervalPolicy", "IntervalState", "LossRecord", "Losses", "PreFact", "BandReading", "RuleFact", "Ruling",
     "RestartDecision", "RestartPolicy", "RunPrior", "RunRecord", "RunRecords", "SaveDecision", "SparesDecision",
-    "SparesPolicy", "SparesState", "Verdict", "VerdictAction", "admit_view", "agree", "audit_share", "check_choice",
-    "check_rule", "decide", "escalate", "escalate_fleeting", "fresh_state", "is_nonfinite", "is_spike", "kappa",
-    "largest_f", "most_rows_per_host", "next_save_s", "remember", "unreproduced",
+    "Replacements", "SparesPolicy", "SparesState", "VacancyDecision", "VacancyPolicy", "VacancyState", "Verdict",
+    "VerdictAction", "agree", "audit_share", "check_choice", "check_rule",
+    "decide", "escalate", "escalate_fleeting", "fresh_state", "is_nonfinite", "is_spike", "kappa", "largest_f",
+    "most_rows_per_host", "next_save_s", "remember", "unreproduced",
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from outlast.errors import ConfigError
 
-__all__ = ["Admission", "admit_view", "most_rows_per_host"]
+__all__ = ["Admission", "AdmissionPolicy", "most_rows_per_host"]
 
 Shortfall = Literal["wait", "stop", "lower"]
 
@@ -47,37 +47,45 @@ def most_rows_per_host(num_rows: int, num_hosts: int) -> int:
     return -(-num_rows // num_hosts)
 
 
-def admit_view(
-    rows_of_host: Mapping[str, int],
-    *,
-    trim_count: int,
-    tolerated_hosts: int,
-    on_shortfall: Shortfall = "wait",
-    domain: str = "host",
-) -> Admission:
-    """Admit a view in which each host owns so many rows, or say what to do instead.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmissionPolicy:
+    """Whether a view goes on, waits or stops: the same object for members of a run, the adversary's, and the plan.
 
     `trim_count`: the f for which the rule was made, in rows. `tolerated_hosts`: how many lying hosts the run wants to
-    survive. `lower` goes on with as many as the rows allow, be it none. `domain`: what the reason calls a host.
+    survive. `on_shortfall`: what to do where a view tolerates fewer; `lower` goes on with as many as the rows allow, be
+    it none. `domain`: what the reason calls a host.
     """
-    if trim_count < 0 or tolerated_hosts < 0 or any(rows < 0 for rows in rows_of_host.values()):
-        raise ConfigError("trim count, tolerated hosts and rows cannot be negative")
-    most = max(rows_of_host.values(), default=0)
-    if most == 0:
-        return _verdict("wait", 0, most, trim_count, None, "no host owns a row")
-    possible, needed = trim_count // most, _hosts_needed(sum(rows_of_host.values()), trim_count, tolerated_hosts)
-    asked = f"{_count(tolerated_hosts, f'lying {domain}')} x {_count(most, 'row')} on the fullest"
-    trimmed = f"{_count(trim_count, 'row')} trimmed"
-    if tolerated_hosts <= possible:
-        return _verdict("go", tolerated_hosts, most, trim_count, needed, f"{asked} <= {trimmed}")
-    reason = f"{asked} > {trimmed}"
-    if on_shortfall == "lower":
-        told = f"{reason}; lowered from {tolerated_hosts} to {possible or 'none'}"
-        return _verdict("go", possible, most, trim_count, needed, told, lowered=True)
-    way_out = "no number of them is enough" if needed is None else f"it takes {_count(needed, domain)}"
-    if on_shortfall == "wait":
-        way_out += f"; tolerated = {possible}, or on_shortfall = lower, would go on"
-    return _verdict(on_shortfall, possible, most, trim_count, needed, f"{reason}: {way_out}")
+
+    trim_count: int
+    tolerated_hosts: int
+    on_shortfall: Shortfall = "wait"
+    domain: str = "host"
+
+    def __post_init__(self) -> None:
+        if self.trim_count < 0 or self.tolerated_hosts < 0:
+            raise ConfigError("trim count and tolerated hosts cannot be negative")
+
+    def decide(self, rows_of_host: Mapping[str, int]) -> Admission:
+        """Admit a view in which each host owns so many rows, or say what to do instead."""
+        if any(rows < 0 for rows in rows_of_host.values()):
+            raise ConfigError("rows cannot be negative")
+        trim_count, tolerated = self.trim_count, self.tolerated_hosts
+        most = max(rows_of_host.values(), default=0)
+        if most == 0:
+            return _verdict("wait", 0, most, trim_count, None, "no host owns a row")
+        possible, needed = trim_count // most, _hosts_needed(sum(rows_of_host.values()), trim_count, tolerated)
+        asked = f"{_count(tolerated, f'lying {self.domain}')} x {_count(most, 'row')} on the fullest"
+        trimmed = f"{_count(trim_count, 'row')} trimmed"
+        if tolerated <= possible:
+            return _verdict("go", tolerated, most, trim_count, needed, f"{asked} <= {trimmed}")
+        reason = f"{asked} > {trimmed}"
+        if self.on_shortfall == "lower":
+            told = f"{reason}; lowered from {tolerated} to {possible or 'none'}"
+            return _verdict("go", possible, most, trim_count, needed, told, lowered=True)
+        way_out = "no number of them is enough" if needed is None else f"it takes {_count(needed, self.domain)}"
+        if self.on_shortfall == "wait":
+            way_out += f"; tolerated = {possible}, or on_shortfall = lower, would go on"
+        return _verdict(self.on_shortfall, possible, most, trim_count, needed, f"{reason}: {way_out}")
 
 
 def _verdict(

@@ -93,7 +93,8 @@ class DeviceHazard:
         return -math.expm1(-(self._own(len(past), observed_s) * ahead + recent))
 
     def log_likelihood(self, history: DeviceHistory) -> float:
-        """Of one device's course, as a point process that is updated with each failure; exact, no grid of times."""
+        """The log-likelihood of one device's course, as a point process that is updated with each failure; exact, no
+        grid of times."""
         total, before, past = 0.0, 0.0, sorted(t for t in history.failed_s if t <= history.observed_s)
         prior = self.shape / self.mean_rate
         for number, age in enumerate((*past, history.observed_s)):

@@ -216,7 +216,8 @@ def _whole(due: float) -> int:
 
 
 def _integral(density: Callable[[float], float], start: float, span: float) -> float:
-    """Of the density over [start, start + span]; the substitution x**3 tames the hazard's pole at age 0."""
+    """The integral of the density over [start, start + span]; the substitution x**3 tames the hazard's pole at age
+    0."""
     return span * sum(3 * x * x * w * density(start + span * x**3) for x, w in zip(_NODES, _WEIGHTS, strict=True))
 
 

@@ -21,6 +21,7 @@ from ._belief import Belief, ClassPrior
 from ._hazard import Losses
 from ._interval import IntervalPolicy, IntervalState
 from ._spares import SparesDecision, SparesPolicy, SparesState
+from ._vacancies import Replacements
 from .audits import audit_share, silent_belief
 from .bands import Band
 
@@ -30,6 +31,7 @@ _DAY_S = 86_400.0
 _REWIND_S = 900.0  # mean time to a rewind while the loss is out of its band
 _CALM = 16  # so many losses inside the band in a row end that
 _REPLACED_S = 30.0  # from a replica's death until its place is filled, before any was seen
+_RESHAPE_S, _RESTART_S = 0.5, 60.0  # what a change of the members, and a stop and a start, cost, before any was seen
 _NO_DEATH = frozenset({"finished", "left"})
 _NO_FAILURE = frozenset({"superseded", "view_changed"})  # a save that another one takes the place of
 
@@ -102,6 +104,8 @@ class RunRecord:
         self._band, self._outside = Band(), deque[bool](maxlen=_CALM)
         self._gone: dict[str, float] = {}
         self._replaced_s: list[float] = []
+        self._reshaped_s: list[float] = []
+        self._started_s, self._restart_s = math.nan, _RESTART_S
         self._begun_s, self._audit, self._microbatches, self._audited = 0.0, "auto", 0, 0
         self._looked_at_s, self._wrong = 0.0, set[tuple[int, str]]()
 
@@ -112,6 +116,7 @@ class RunRecord:
         match event:
             case ev.RunStarted():
                 self.num_replicas, self.num_spares = event.num_replicas, event.num_spares
+                self._started_s = at_s
                 self._min_s = float(event.config.get("checkpoint_min_s") or self._min_s)
                 audit = event.config.get("audit")
                 self._audit = audit if isinstance(audit, str) and audit.startswith("auto") else "auto"
@@ -119,8 +124,8 @@ class RunRecord:
                 self.num_replicas = int(event.about)
             case ev.SparesHeld():
                 self.num_spares = event.number
-            case ev.ViewFormed() if not self.begun:
-                self.begin(at_s)
+            case ev.ViewFormed():
+                self._formed(event)
             case ev.ViewInstalled():
                 self.running(at_s, len(event.members))
                 self._microbatches = event.num_microbatches or self._microbatches
@@ -139,6 +144,14 @@ class RunRecord:
                 self._audits(event)
             case _:
                 self._saving(event)
+
+    def _formed(self, event: ev.ViewFormed) -> None:
+        """The first view ends the start; each later one tells how long its members were in none."""
+        if not self.begun:
+            self.begin(event.at_s)
+            self._restart_s = event.at_s - self._started_s if self._started_s <= event.at_s else _RESTART_S
+        elif event.roll_call_s > 0:
+            self._reshaped_s.append(event.roll_call_s)
 
     def _audits(self, event: ev.StateCertified | ev.AuditMismatch) -> None:
         """What was computed twice, and what was found wrong by it."""
@@ -278,13 +291,18 @@ class RunRecord:
         """From a replica's death until its place is filled again: the mean of those seen, and one prior."""
         return (_REPLACED_S + sum(self._replaced_s)) / (1 + len(self._replaced_s))
 
+    def replacements(self) -> Replacements:
+        """What is believed of the replacement of a lost replica."""
+        return Replacements(
+            expected_s=self.replaced_s,
+            reshape_s=(_RESHAPE_S + sum(self._reshaped_s)) / (1 + len(self._reshaped_s)),
+            restart_s=self._restart_s + self.durable_s,
+        )
+
     def spares(self, now_s: float, policy: SparesPolicy | None = None) -> SparesDecision:
         """How many spares are worth holding as of now."""
         state = SparesState(
-            running=float(self._machines),
             wanted=float(self.num_replicas),
-            expected_wait_s=self.replaced_s,
-            reshape_s=self.step_s,
             repair_s=self.replaced_s,
             held=float(self.num_spares),
         )

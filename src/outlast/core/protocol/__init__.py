@@ -21,7 +21,7 @@ from outlast.core.protocol.disputes import (
 from outlast.core.protocol.fleet.coordinator import Coordinator
 from outlast.core.protocol.fleet.roster import Settings
 from outlast.core.protocol.ledger import Ledger, Span, StepTime
-from outlast.core.protocol.row_plans import RowsNote, owners_of, rows_touched
+from outlast.core.protocol.row_plans import RowsNote, owners_of, rows_spoilt, rows_touched
 from outlast.core.protocol.step.audits import Audits
 from outlast.core.protocol.step.member import Member, Merge
 from outlast.core.protocol.step.roll import plan_of, resolve
@@ -46,6 +46,6 @@ __all__ = [
     "AuditFinding", "Follow", "Form", "HandOver", "Header", "Leave", "Ledger", "Member", "Merge", "Node", "Order",
     "StepPlan", "RollEntry", "RowsNote", "Said", "ServeId", "Settings", "Span", "Stand", "StepTime", "Todo", "View",
     "ViewId", "Wait", "combine", "cover", "draw", "draw_key", "leaves_of", "merges", "messages", "owners_of",
-    "parent", "partials", "plan_of", "resolve", "roots", "rows_touched", "schedule", "shares", "split", "to_ask",
-    "truth_of",
+    "parent", "partials", "plan_of", "resolve", "roots", "rows_spoilt", "rows_touched", "schedule", "shares", "split",
+    "to_ask", "truth_of",
 ]  # fmt: skip

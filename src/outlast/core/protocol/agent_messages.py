@@ -98,7 +98,8 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):
-    """Both ways. Launcher: the user wants the run to end, with this code. Coordinator to agents: kill everything."""
+    """Both ways. Launcher: the user wants the run to end, with this code. Coordinator to agents: kill everything; the
+    run ends with this code."""
 
     reason: str = ""
     exit_code: int = 0

@@ -27,11 +27,14 @@ class ViewDelta(msgspec.Struct, frozen=True, kw_only=True):
     digest: int
     relieved: tuple[str, ...] = ()
     work: tuple[int, ...] = ()
+    held: bool = False
+    saved: int = 0
 
 
 def digest(view: View) -> int:
-    """Of the number, the order of the members, the spares attached, the first step, who reduces nothing, and shares."""
-    said = view.id, view.members, view.attached, view.start, view.relieved, view.work
+    """A 32-bit checksum of a view: its number, the order of the members, the spares attached, the first step, who
+    reduces nothing, shares, whether it computes, and what is saved."""
+    said = view.id, view.members, view.attached, view.start, view.relieved, view.work, view.held, view.saved
     return zlib.crc32(msgspec.msgpack.encode(said))
 
 
@@ -49,6 +52,8 @@ def diff(base: View, view: View) -> ViewDelta:
         digest=digest(view),
         relieved=view.relieved,
         work=view.work,
+        held=view.held,
+        saved=view.saved,
     )
 
 
@@ -74,7 +79,15 @@ def apply(base: View, delta: ViewDelta) -> View:
     added = dict(delta.added)
     size = len(base.members) - len(removed) + len(added)
     members = tuple(added[index] if index in added else next(staying, "") for index in range(size))
-    view = View(id=delta.id, members=members, attached=delta.attached, relieved=delta.relieved, work=delta.work)
+    view = View(
+        id=delta.id,
+        members=members,
+        attached=delta.attached,
+        relieved=delta.relieved,
+        work=delta.work,
+        held=delta.held,
+        saved=delta.saved,
+    )
     if digest(view) != delta.digest:
         raise ProtocolViolation(f"view {delta.id} came to another digest than its sender's", remedy="ask for it whole")
     return view

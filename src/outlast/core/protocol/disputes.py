@@ -18,7 +18,8 @@ from outlast.core.protocol.tree import Node
 
 __all__ = [
     "Certificate", "Claim", "Commitment", "Evidence", "AuditFinding", "Incident", "Said", "Stand", "claims_in",
-    "committed", "disputed", "draw", "draw_key", "findings_of", "leaves_in", "place", "to_ask", "truth_of", "void",
+    "committed", "disputed", "draw", "draw_key", "findings_of", "leaf_name", "leaves_in", "place", "to_ask",
+    "truth_of", "void",
 ]  # fmt: skip
 
 
@@ -88,6 +89,7 @@ class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     device: str = ""
     bucket: int = -1  # if it is about a slice that was reduced
+    ranks: int = 1  # of a replica: what `leaf` counts are so many microbatches
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +99,11 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     share: float = 0.0
     audited: int = 0
+
+
+def leaf_name(leaf: int, ranks: int) -> str:
+    """What the ranks of a replica compute at a time, in words."""
+    return f"microbatch {leaf}" if ranks == 1 else f"microbatches {leaf * ranks} to {(leaf + 1) * ranks - 1}"
 
 
 # --- the draw --------------------------------------------------------------------------------------------------------

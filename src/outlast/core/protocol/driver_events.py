@@ -1,11 +1,10 @@
-"""What a coordinator hears from its own driver: time has passed, who goes, that members go on, how many spares
-are worth holding, that it is replaced."""
+"""What a coordinator hears from its own driver: time has passed, who goes, what was saved, that it is replaced."""
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Departing", "Resumed", "SparesWorth", "Superseded", "Timer"]
+__all__ = ["Departing", "Resumed", "SavePublished", "Superseded", "Timer"]
 
 
 class Timer(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):
@@ -23,11 +22,10 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True
     """A step was committed in a view whose faults are not reported yet."""
 
 
-class SparesWorth(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):
-    """So many spares the policy finds worth holding, by the run's record of now; of a run that is told `auto`."""
+class SavePublished(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):
+    """A checkpoint of so many steps was published: the newest of this run."""
 
-    number: int
-    reason: str = ""
+    step: int
 
 
 class Superseded(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):

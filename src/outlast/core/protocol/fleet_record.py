@@ -27,6 +27,7 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
     planned: View | None = None
     incarnations: dict[str, int] = {}  # slot -> the newest
     placement: dict[str, str] = {}  # member -> its agent
+    addresses: dict[str, str] = {}  # member -> where it is called, of those that have said so
     facts: dict[str, str] = {}
     formed: bool = False  # whether any view ever formed
     outcome: str = ""  # the run is over: how, and the fields of Finish
@@ -40,4 +41,6 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
     drained: tuple[str, ...] = ()  # hosts that get none
     leaving: tuple[str, ...] = ()  # members that people asked to go
     unpaid: tuple[str, ...] = ()  # slots whose next process people asked for
+    stopping: str = ""  # why the run saves and stops, where its replicas are too few
     spares: int = -1  # as many as are held where that is left to outlast; -1: as many as the run was started with
+    saved: int = 0  # steps in the newest checkpoint that this run has published

@@ -40,7 +40,8 @@ def host_nodes(hosts: Sequence[Sequence[int]], nodes: Sequence[Sequence[Node]], 
 
 @dataclass(frozen=True, slots=True)
 class HostCuts:
-    """Of one view. `hosts`: as `together` has them; `idle`: members that reduce nothing (a host, if all of it are)."""
+    """Cuts buckets for one view: first among hosts, then among each host's members. `hosts`: as `together` has them;
+    `idle`: members that reduce nothing (a host, if all of it are)."""
 
     hosts: tuple[tuple[int, ...], ...]
     idle: frozenset[int] = frozenset()
@@ -74,8 +75,8 @@ class HostCuts:
         return next(h for h, host in enumerate(self.hosts) if member in host)
 
     def carried(self, fine: Sequence[Span], host: int, member: int) -> Span:
-        """Of the part that `host` reduces: what this member reduces, if it is of that host, or else brings and takes
-        home for its own. `fine`: the bucket's slices."""
+        """The span that a member reduces of the part that `host` reduces, if it is of that host; else what it brings
+        and takes home for its own. `fine`: the bucket's slices."""
         mine = self.hosts[self.host_of(member)]
         each, place = self._each, mine.index(member)
         lo, hi = (each * host + each * at // len(mine) for at in (place, place + 1))

@@ -25,18 +25,19 @@ from outlast.core.protocol.agent_messages import (
 from outlast.core.protocol.data_messages import DataNoted
 from outlast.core.protocol.delta import ViewDelta
 from outlast.core.protocol.disputes import AuditFinding
-from outlast.core.protocol.driver_events import Departing, Resumed, SparesWorth, Superseded, Timer
+from outlast.core.protocol.driver_events import Departing, Resumed, SavePublished, Superseded, Timer
 from outlast.core.protocol.fleet_record import Ending, FleetRecord
 from outlast.core.protocol.host_messages import HostEvent
 from outlast.core.protocol.operator_messages import Answered, DrainAsked, EvictAsked, ScaleAsked
 from outlast.core.protocol.types import Order, ServeId, View, ViewId
+from outlast.core.protocol.vacancy_events import ReplacementsBelieved, SaveAwaited, SparesWorth
 
 __all__ = [
     "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Cause", "Close",
-    "Continue", "Continued", "Departing",
-    "DeviceNoted", "Done", "Ended", "Ending", "Event", "Evict", "Examine", "Examined",
-    "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "JournalEntry", "Judged", "Kill",
-    "Leaving", "Left", "Notify", "Persist", "ProbePaths", "Ready", "FleetRecord", "Rejoin", "Resumed", "Rows",
+    "Continue", "Continued", "Departing", "DeviceNoted", "Done", "Ended", "Ending", "Event", "Evict", "Examine",
+    "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "JournalEntry", "Judged",
+    "Kill", "Leaving", "Left", "Notify", "Persist", "ProbePaths", "Ready", "FleetRecord", "Rejoin",
+    "ReplacementsBelieved", "Resumed", "Rows", "SaveAwaited", "SavePublished",
     "SetTimer", "Spawn", "SpawnFailed", "SparesWorth", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell",
     "Timer", "DataNoted", "ToCoordinator", "Unjoined", "Welcome", "Whole",
 ]  # fmt: skip
@@ -139,7 +140,7 @@ class Failed(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Admitted(Wire, frozen=True, kw_only=True, tag=True):
-    """What a robust rule makes of a view that has formed (`outlast.core.policy.admit_view`)."""
+    """What a robust rule makes of a view that has formed (`outlast.core.policy.AdmissionPolicy`)."""
 
     member: str
     view: ViewId
@@ -393,6 +394,6 @@ ToCoordinator = (
     | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
     | Judged | DeviceNoted | DataNoted
 )  # fmt: skip
-Driven = Timer | Departing | Resumed | SparesWorth | Superseded
+Driven = Timer | Departing | ReplacementsBelieved | Resumed | SaveAwaited | SavePublished | SparesWorth | Superseded
 Event = ToCoordinator | HostEvent | ScaleAsked | DrainAsked | EvictAsked | Driven
 Action = Persist | Tell | SetTimer | JournalEntry | Finish

@@ -13,7 +13,7 @@ import msgspec
 
 from outlast.core.protocol.tree import roots, shares
 
-__all__ = ["RowsNote", "deal_orphans", "owners_of", "row_shares", "rows_touched"]
+__all__ = ["RowsNote", "deal_orphans", "owners_of", "row_shares", "rows_spoilt", "rows_touched"]
 
 
 class RowsNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,14 +28,19 @@ class RowsNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_shares(num_members: int, num_leaves: int, num_rows: int) -> tuple[tuple[int, int], ...]:
-    """One range of microbatches a member: whole rows, as even as they go; with fewer rows than members, by microbatch.
+    """One range of microbatches a member: whole rows, as even as they go; with fewer rows than members, part of one
+    row each, so that nobody can spoil two.
 
     With one row (a mean) exactly `shares`.
     """
-    if num_members > num_rows:
-        return shares(num_members, num_leaves)
     ranges = roots(num_leaves, num_rows)
-    return tuple((ranges[lo][0], ranges[hi - 1][1]) for lo, hi in shares(num_members, num_rows))
+    if num_members <= num_rows:
+        return tuple((ranges[lo][0], ranges[hi - 1][1]) for lo, hi in shares(num_members, num_rows))
+    sizes, of_row = [hi - lo for lo, hi in ranges], [1] * num_rows
+    for _ in range(num_members - num_rows):
+        of_row[max(range(num_rows), key=lambda row: sizes[row] / of_row[row])] += 1
+    parts = [shares(members, size) for members, size in zip(of_row, sizes, strict=True)]
+    return tuple((lo + at, lo + to) for (lo, _), part in zip(ranges, parts, strict=True) for at, to in part)
 
 
 def deal_orphans(
@@ -65,3 +70,18 @@ def rows_touched(leaves: Collection[int], num_leaves: int, num_rows: int) -> lis
 def owners_of(rows: Collection[int], leaves: Mapping[str, Sequence[int]], num_leaves: int, num_rows: int) -> list[str]:
     """Members that computed any part of one of these rows."""
     return [m for m, own in leaves.items() if not set(rows).isdisjoint(rows_touched(own, num_leaves, num_rows))]
+
+
+def rows_spoilt(
+    hosts: Mapping[str, str], plans: Sequence[Mapping[str, Sequence[int]]], num_leaves: int, num_rows: int
+) -> dict[str, int]:
+    """Rows that each host can spoil, in the worse of the plans; `hosts`: where members are, each for itself if not
+    said."""
+    worst: dict[str, int] = {}
+    for leaves in plans:
+        of_host: dict[str, set[int]] = {}
+        for name, own in leaves.items():
+            of_host.setdefault(hosts.get(name, name), set()).update(rows_touched(own, num_leaves, num_rows))
+        for host, rows in of_host.items():
+            worst[host] = max(worst.get(host, 0), len(rows))
+    return worst

@@ -14,13 +14,42 @@ from outlast.core.position import position_seed
 from outlast.core.protocol.disputes import AuditFinding, Claim, findings_of
 from outlast.core.protocol.types import Header
 
-__all__ = ["Slice", "Words", "accused_slices", "checked_by", "checker_of", "settled"]
+__all__ = [
+    "Slice",
+    "Words",
+    "accused_slices",
+    "bucket_name",
+    "checked_by",
+    "checker_of",
+    "in_lane",
+    "lane_and_bucket",
+    "settled",
+]
 
 _MOST = 64  # slices looked at in one dispute; the others are checked again when the step is
 Slice = tuple[int, str]
 """Bucket and reducer."""
 Words = dict[Slice, tuple[int, int]]
 """Two fingerprints of each slice: as it was gathered, and as it is computed now."""
+
+
+_LANE = 1 << 20  # above any number of buckets
+
+
+def in_lane(place: int, bucket: int) -> int:
+    """The number that a bucket of rank `place` of each replica has between replicas."""
+    return place * _LANE + bucket
+
+
+def lane_and_bucket(number: int) -> tuple[int, int]:
+    """(rank of each replica, bucket there) of such a number."""
+    return divmod(number, _LANE)
+
+
+def bucket_name(number: int) -> str:
+    """Such a number in words."""
+    place, bucket = lane_and_bucket(number)
+    return f"{bucket} of rank {place}" if place else str(bucket)
 
 
 def checker_of(seed: int, step: int, bucket: int, reducer: int, num_members: int) -> int:

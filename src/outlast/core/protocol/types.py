@@ -41,6 +41,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     start: bool = False  # the first view: everybody is at step 0 with the same initial state
     relieved: tuple[str, ...] = ()
     work: tuple[int, ...] = ()  # microbatches of each member; none: as even as they go
+    held: bool = False  # nothing is computed in it: its members wait for more
+    saved: int = 0  # nobody brings what the view before held: who is behind so many steps reads the newest checkpoint
 
 
 class RollEntry(msgspec.Struct, frozen=True, kw_only=True):

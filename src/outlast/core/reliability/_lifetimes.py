@@ -170,15 +170,21 @@ class Gamma(Lifetime):
         positive("shape", self.shape), positive("rate", self.rate)
 
     def cumhazard(self, t: ArrayLike) -> FloatArray:
+        """Where the tail is too small for a float its logarithm is that of the asymptotic series (DLMF 8.11.2)."""
+        k, x = self.shape, self.rate * nonnegative("t", t)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            far = x - special.xlogy(k - 1, x) + special.gammaln(k) - np.log1p((k - 1) / x * (1 + (k - 2) / x))
+            tail = special.gammaincc(k, x)
+            return np.asarray(np.where(tail > 1e-280, -np.log(tail), far))
+
+    def logpdf(self, t: ArrayLike) -> FloatArray:
+        x = self.rate * nonnegative("t", t)
         with np.errstate(divide="ignore"):
-            return np.asarray(-np.log(special.gammaincc(self.shape, self.rate * nonnegative("t", t))))
+            return np.asarray(special.xlogy(self.shape - 1, x) - x - special.gammaln(self.shape) + log(self.rate))
 
     def hazard(self, t: ArrayLike) -> FloatArray:
-        x = self.rate * nonnegative("t", t)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            log_pdf = special.xlogy(self.shape - 1, x) - x - special.gammaln(self.shape) + log(self.rate)
-            tail = special.gammaincc(self.shape, x)
-            return np.where(tail > 0, np.exp(log_pdf) / tail, self.rate)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.exp(self.logpdf(t) + self.cumhazard(t))
 
     def mean(self) -> float:
         return self.shape / self.rate

@@ -125,7 +125,7 @@ def story_part(fold: RunFold, state: Status, now_s: float) -> dict[str, object]:
 
 
 def _shown_anatomy(anatomy: Anatomy) -> Anatomy:
-    """Of many members those that compute longest, in the order of their slots."""
+    """The anatomy with those members alone that compute longest, in the order of their slots."""
     longest = sorted(anatomy.members, key=lambda member: -member.own_s)[:_NUM_MEMBERS]
     chosen = {member.replica for member in longest}
     kept = [member for member in anatomy.members if member.replica in chosen]

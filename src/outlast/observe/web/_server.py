@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from outlast.errors import EnvironmentFault
+from outlast.errors import ConfigError, EnvironmentFault
 from outlast.observe.web._app import build_app
 from outlast.observe.web._board import Board
 from outlast.observe.web._wishes import Wishes
@@ -29,12 +29,15 @@ _GRACE_S = 1
 def listen(port: int | None) -> socket.socket:
     """A listening socket on 127.0.0.1. None is `PORT`, or a free one where that is taken; 0 is any free one.
 
-    Raises EnvironmentFault for a port that was asked for and is taken.
+    Raises EnvironmentFault for a port that was asked for and is taken, ConfigError for a number that is no port.
     """
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(("127.0.0.1", PORT if port is None else port))
+    except OverflowError as error:
+        listening.close()
+        raise ConfigError(f"{port} is no port", remedy="give a --port from 0 to 65535; 0 is a free one") from error
     except OSError as error:
         if port is not None:
             listening.close()

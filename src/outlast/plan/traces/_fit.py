@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outlast.core import reliability as rel
+from outlast.core.reliability.check import FloatArray
 from outlast.errors import ConfigError
 
-from .._source import Floats
 from ._records import Trace
 
 __all__ = ["INCIDENT_H", "WEEK_H", "FleetFit", "RepairModel", "Statistics", "fit_trace", "statistics"]
@@ -62,7 +62,7 @@ def statistics(trace: Trace) -> Statistics:
     )
 
 
-def _km_quantile(spans: Floats, seen: np.ndarray[tuple[int], np.dtype[np.bool_]], p: float) -> float:
+def _km_quantile(spans: FloatArray, seen: np.ndarray[tuple[int], np.dtype[np.bool_]], p: float) -> float:
     if seen.all():
         return float(np.quantile(spans, p))
     curve = rel.kaplan_meier(np.maximum(spans, 1e-6), seen)
@@ -81,9 +81,9 @@ class RepairModel:
 
     level: float
     slope: float
-    covariance: Floats
+    covariance: FloatArray
     block_sd: float
-    residuals: Floats
+    residuals: FloatArray
     spread_sd: float
     drift_p: float
     num_blocks: int
@@ -116,7 +116,7 @@ class FleetFit:
     weekly_counts: tuple[int, ...]
     node_counts: tuple[int, ...]
     rounds: int
-    """Of bootstrap in each fit test; 0: none was made."""
+    """Bootstrap rounds in each fit test; 0: none was made."""
 
     @property
     def burst_variance(self) -> float:
@@ -128,7 +128,7 @@ class FleetFit:
         return float(np.mean(self.incident_sizes))
 
 
-def incidents(times: Floats) -> list[int]:
+def incidents(times: FloatArray) -> list[int]:
     """Sizes of the incidents: runs of failures each closer than INCIDENT_H to the one before."""
     if not len(times):
         return []
@@ -206,7 +206,7 @@ def _repair_model(trace: Trace) -> RepairModel | None:
     return _drift(names, means, num, within, residuals, spread_sd)
 
 
-def _spread_sd(residuals: Floats, index: np.ndarray[tuple[int], np.dtype[np.intp]], num: Floats) -> float:
+def _spread_sd(residuals: FloatArray, index: np.ndarray[tuple[int], np.dtype[np.intp]], num: FloatArray) -> float:
     """Between-block standard deviation of the log spread, beyond what sampling gives (1 / 2(n-1) a block)."""
     big = np.flatnonzero(num >= 5)
     if len(big) < 3:
@@ -216,7 +216,7 @@ def _spread_sd(residuals: Floats, index: np.ndarray[tuple[int], np.dtype[np.intp
 
 
 def _drift(
-    names: Floats, means: Floats, num: Floats, within: float, residuals: Floats, spread_sd: float
+    names: FloatArray, means: FloatArray, num: FloatArray, within: float, residuals: FloatArray, spread_sd: float
 ) -> RepairModel:
     """Weighted least squares of block means on time, with a variance between blocks (as DerSimonian and Laird)."""
     from scipy import special
@@ -239,7 +239,7 @@ def _drift(
     )
 
 
-def _least_squares(design: Floats, means: Floats, variance: Floats) -> tuple[Floats, Floats, float]:
+def _least_squares(design: FloatArray, means: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray, float]:
     """(coefficients, their covariance, variance between blocks beyond the sampling `variance` of their means)."""
     between = 0.0
     for _ in range(20):
@@ -285,7 +285,7 @@ def fit_trace(trace: Trace, seed: int = 0, rounds: int = 200) -> FleetFit:
     gap_fits = tuple(rel.compare_fits(gaps))
     exponential = next(fit for fit in gap_fits if fit.family == "exponential")
 
-    def tested(fit: rel.Fit, data: Floats, flags: object) -> tuple[float, float] | None:
+    def tested(fit: rel.Fit, data: FloatArray, flags: object) -> tuple[float, float] | None:
         return rel.goodness_of_fit(fit, data, flags, rng, rounds) if rounds else None  # type: ignore[arg-type]
 
     return FleetFit(

@@ -13,16 +13,16 @@ from dataclasses import dataclass, fields
 import numpy as np
 from scipy import special
 
+from outlast.core.reliability.check import FloatArray
 from outlast.errors import ConfigError
 
-from .._source import Floats
 from ._fit import BLOCK_H, WEEK_H, FleetFit, Statistics, statistics
 from ._records import Failure, Trace
 
 __all__ = ["Check", "generate", "generate_poisson", "predictive_check", "to_csv"]
 
 
-def _weekly_rates(fit: FleetFit, weeks: int, rng: np.random.Generator) -> Floats:
+def _weekly_rates(fit: FleetFit, weeks: int, rng: np.random.Generator) -> FloatArray:
     """Incidents per hour in each week: mean and spread drawn from their joint posterior, then a rate a week.
 
     Weeks follow each other as an autoregression of order one in normal scores: Gamma margins, the fitted correlation.
@@ -35,7 +35,7 @@ def _weekly_rates(fit: FleetFit, weeks: int, rng: np.random.Generator) -> Floats
     return np.asarray(special.gammaincinv(shape, special.ndtr(scores)) * mean / shape)
 
 
-def _node_weights(fit: FleetFit, num_nodes: int, blocks: int, rng: np.random.Generator) -> Floats:
+def _node_weights(fit: FleetFit, num_nodes: int, blocks: int, rng: np.random.Generator) -> FloatArray:
     """How prone each machine is in each block, (blocks, machines): lasting lemons times passing ones."""
     _, shape = fit.lemons.draw(rng)
     passing = fit.transient_variance
@@ -47,7 +47,7 @@ def _node_weights(fit: FleetFit, num_nodes: int, blocks: int, rng: np.random.Gen
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def _repair_h(fit: FleetFit, starts: Floats, ahead_h: float, rng: np.random.Generator) -> Floats:
+def _repair_h(fit: FleetFit, starts: FloatArray, ahead_h: float, rng: np.random.Generator) -> FloatArray:
     model = fit.repair
     if model is None:
         return np.zeros(len(starts))
@@ -102,9 +102,9 @@ def generate(
 
 def _assemble(
     fit: FleetFit,
-    times: Floats,
+    times: FloatArray,
     machines: np.ndarray[tuple[int], np.dtype[np.intp]],
-    repairs: Floats,
+    repairs: FloatArray,
     length: float,
     nodes: int,
     rng: np.random.Generator,

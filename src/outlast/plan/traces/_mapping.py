@@ -22,9 +22,12 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Either `event` with the values that mean down and up, or `end` (both in one row), or neither: each row is a hit.
     """
 
-    format: Literal["csv", "jsonl", "k8s", "xid", "journal"] = "csv"
+    format: Literal["csv", "jsonl", "k8s", "xid", "philly", "journal"] = "csv"
+    columns: tuple[str, ...] = ()
+    """Names of the columns where the file has no header."""
     time: str = "time"
-    unit: Literal["s", "ms", "min", "h", "d", "iso"] = "h"
+    unit: str = "h"
+    """s, ms, min, h, d, iso, or the form of a date as in `%m/%d/%Y %H:%M`."""
     node: str = "node"
     event: str = ""
     down: tuple[str, ...] = ("down",)
@@ -33,7 +36,7 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kind: tuple[str, ...] = ()
     """Columns that together name the failure class."""
     only: dict[str, tuple[str, ...]] = {}
-    """Keep rows whose column has one of these values (or starts with it); the others are counted as skipped."""
+    """Keep rows whose column has one of these values (or begins with that word); the others are counted as skipped."""
     delimiter: str = ","
     nodes: int = 0
     """Machines watched; 0: those that appear."""
@@ -47,6 +50,10 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not self.time or not self.node:
             raise ConfigError(
                 "a mapping needs the columns of time and node", remedy='give time = "..." and node = "..."'
+            )
+        if self.unit not in _UNITS and self.unit != "iso" and "%" not in self.unit:
+            raise ConfigError(
+                f"no unit {self.unit!r}", remedy=f"{', '.join(_UNITS)}, iso, or the form of a date: %m/%d/%Y %H:%M"
             )
         if self.nodes < 0 or self.hours < 0:
             raise ConfigError("nodes and hours must not be negative", remedy="0 means: as the log shows")
@@ -68,6 +75,27 @@ PRESETS: dict[str, Mapping] = {
     "slurm": Mapping(
         time="End", unit="iso", node="NodeList", only={"State": ("NODE_FAIL", "FAILED", "BOOT_FAIL")}, kind=("State",),
         delimiter="|", description="Slurm: sacct --parsable2 --format=JobID,State,End,NodeList (header included)",
+    ),
+    "lanl": Mapping(
+        time="Prob Started", unit="%m/%d/%Y %H:%M", end="Prob Fixed", node="nodenumz",
+        kind=("Facilities", "Hardware", "Human Error", "Network", "Undetermined", "Software"),
+        description="LANL's failures of 1996 to 2005 (LA-UR-05-7318); choose a system with --only System=20",
+    ),
+    "titan": Mapping(
+        time="remove", unit="iso", node="location", kind=("event",), only={"event": ("DBE", "OTB")}, nodes=18_688,
+        description="Titan's GPUs (olcf/TitanGPULife, gc_full.csv): double-bit errors and GPUs off the bus, by place",
+    ),
+    "pai": Mapping(
+        columns=(
+            "job_name", "task_name", "inst_name", "worker_name", "inst_id", "status", "start_time", "end_time",
+            "machine",
+        ),
+        time="end_time", unit="s", node="machine", kind=("task_name",), only={"status": ("Failed",)},
+        description="Alibaba PAI 2020 (clusterdata, pai_instance_table.csv): instances that failed, whatever the cause",
+    ),
+    "philly": Mapping(
+        format="philly", time="end_time", unit="iso", node="ip", nodes=552,
+        description="Microsoft Philly (philly-traces, cluster_job_log): attempts that failed, whatever the cause",
     ),
     "k8s": Mapping(
         format="k8s", time="lastTimestamp", unit="iso", node="involvedObject.name",
@@ -100,7 +128,7 @@ def load_mapping(path: str) -> Mapping:
             data: dict[str, Any] = tomllib.load(file)
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}", remedy="give the path of a mapping TOML") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not TOML: {error}", where=path, remedy="mend the line named") from None
     base = msgspec.to_builtins(preset(data.pop("preset"))) if "preset" in data else {}
     for key in data:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from outlast.errors import ConfigError
 
 from ._mapping import Mapping
@@ -26,14 +28,14 @@ Parsed = RawEvent | TraceProblem | None
 
 def parse(text: str, mapping: Mapping) -> Iterator[Parsed]:
     """The rows of a log in `mapping.format`."""
-    readers = {"csv": _csv, "jsonl": _jsonl, "k8s": _k8s, "xid": _xid}
+    readers = {"csv": _csv, "jsonl": _jsonl, "k8s": _k8s, "xid": _xid, "philly": _philly}
     if mapping.format not in readers:
         raise ConfigError(f"{mapping.format} is not read from text", remedy="give the run's directory or SQLite file")
     return readers[mapping.format](text, mapping)
 
 
 def _csv(text: str, mapping: Mapping) -> Iterator[Parsed]:
-    reader = csv.DictReader(io.StringIO(text), delimiter=mapping.delimiter)
+    reader = csv.DictReader(io.StringIO(text), mapping.columns or None, delimiter=mapping.delimiter)
     header = reader.fieldnames or []
     wanted = [mapping.time, mapping.node, *filter(None, (mapping.event, mapping.end)), *mapping.kind, *mapping.only]
     missing = [name for name in wanted if name not in header]
@@ -43,7 +45,7 @@ def _csv(text: str, mapping: Mapping) -> Iterator[Parsed]:
             where=f"columns: {', '.join(header) or 'none'}",
             remedy="name the log's own columns in the mapping, or choose another preset",
         )
-    for number, row in enumerate(reader, 2):
+    for number, row in enumerate(reader, 1 if mapping.columns else 2):
         yield from _row(number, {k: v for k, v in row.items() if k is not None}, mapping)
 
 
@@ -78,10 +80,14 @@ def _time_h(value: Any, mapping: Mapping) -> float:
     if mapping.unit == "iso":
         text = str(value).replace("Z", "+00:00")
         try:
-            moment = datetime.fromisoformat(text)
+            return _hours_of(datetime.fromisoformat(text))
         except ValueError:
             raise ValueError(f"{value!r} is not an ISO 8601 time") from None
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() / 3600
+    if "%" in mapping.unit:
+        try:
+            return _hours_of(datetime.strptime(str(value), mapping.unit))
+        except ValueError:
+            raise ValueError(f"{value!r} is not a time as {mapping.unit}") from None
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -91,9 +97,14 @@ def _time_h(value: Any, mapping: Mapping) -> float:
     return number * mapping.hours_per_unit
 
 
+def _hours_of(moment: datetime) -> float:
+    """Since 1970; a time without a zone is taken as UTC."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() / 3600
+
+
 def _row(number: int, row: dict[str, Any], mapping: Mapping) -> Iterator[Parsed]:
     for column, values in mapping.only.items():
-        if not str(_get(row, column) or "").startswith(values):
+        if not _is_one_of(str(_get(row, column) or ""), values):
             yield None
             return
     try:
@@ -105,7 +116,7 @@ def _row(number: int, row: dict[str, Any], mapping: Mapping) -> Iterator[Parsed]
     if not node or node in {"None assigned", "Unknown"}:
         yield TraceProblem(row=number, column=mapping.node, reason="names no machine")
         return
-    kind = " / ".join(str(_get(row, name) or "unknown") for name in mapping.kind) or "failure"
+    kind = " / ".join(_kinds(row, mapping.kind)) or "failure"
     what = "hit"
     if mapping.event:
         value = str(_get(row, mapping.event) or "")
@@ -115,6 +126,17 @@ def _row(number: int, row: dict[str, Any], mapping: Mapping) -> Iterator[Parsed]
             yield TraceProblem(row=number, column=mapping.event, reason=reason)
             return
     yield from _finish(number, row, mapping, RawEvent(row=number, time_h=time_h, node=node, what=what, kind=kind))
+
+
+def _is_one_of(said: str, values: tuple[str, ...]) -> bool:
+    """Or begins with one as a word of its own: `FAILED by 1000` is FAILED, and system 20 is not system 2."""
+    return any(said.startswith(value) and not said[len(value) :][:1].isalnum() for value in values)
+
+
+def _kinds(row: dict[str, Any], columns: tuple[str, ...]) -> list[str]:
+    """What the columns say; of several, those that are empty say nothing."""
+    said = [str(value) for value in (_get(row, name) for name in columns) if value not in (None, "")]
+    return said or (["unknown"] if columns else [])
 
 
 def _finish(number: int, row: dict[str, Any], mapping: Mapping, event: RawEvent) -> Iterator[Parsed]:
@@ -195,6 +217,38 @@ def _k8s_item(number: int, item: Any, mapping: Mapping) -> Iterator[Parsed]:
     yield RawEvent(row=number, time_h=time_h, node=str(node), what=what, kind=reason)
 
 
+def _philly(text: str, mapping: Mapping) -> Iterator[Parsed]:
+    """A list of jobs; each of their attempts is a row. One that another followed has failed, and the last one of a job
+    that did; the first machine of several stands for them (the log does not say which)."""
+    try:
+        jobs = msgspec.json.decode(text, type=list[_PhillyJob])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"no list of jobs: {error}", remedy="give cluster_job_log as it was published") from None
+    rows = (
+        (attempt, number < len(job.attempts) or job.status == "Failed")
+        for job in jobs
+        for number, attempt in enumerate(job.attempts, 1)
+    )
+    for number, (attempt, failed) in enumerate(rows, 1):
+        machine = attempt.detail[0].ip if attempt.detail else ""
+        found = _row(number, {"end_time": attempt.end_time, "ip": machine}, mapping)
+        yield from found if failed else [None]
+
+
+class _PhillyMachine(msgspec.Struct):
+    ip: str
+
+
+class _PhillyAttempt(msgspec.Struct):
+    end_time: str | None = None
+    detail: list[_PhillyMachine] = []
+
+
+class _PhillyJob(msgspec.Struct):
+    status: str
+    attempts: list[_PhillyAttempt] = []
+
+
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F:.]+)\): (?P<code>\d+)")
 _STAMP = re.compile(
     r"^(?:\[\s*(?P<seconds>\d+\.\d+)\]|\[(?P<ctime>\w{3} \w{3}\s+\d+ [\d:]+ \d{4})\]"
@@ -235,8 +289,7 @@ def _stamp_h(stamp: re.Match[str]) -> float:
     if stamp["ctime"]:
         return datetime.strptime(stamp["ctime"], "%a %b %d %H:%M:%S %Y").replace(tzinfo=UTC).timestamp() / 3600
     text = re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", stamp["iso"].replace(",", ".").replace("Z", "+00:00"))
-    moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() / 3600
+    return _hours_of(datetime.fromisoformat(text))
 
 
 def expand_nodes(text: str) -> list[str]:

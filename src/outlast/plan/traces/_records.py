@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from outlast.core.reliability.check import FloatArray
 from outlast.errors import ConfigError
-
-from .._source import Floats
 
 __all__ = ["Failure", "TraceProblem", "RawEvent", "Trace"]
 
@@ -81,11 +80,11 @@ class Trace:
         """Machine-hours watched."""
         return self.machine_hours or self.num_nodes * self.hours
 
-    def times_h(self) -> Floats:
+    def times_h(self) -> FloatArray:
         """Failure times."""
         return np.array([f.down_h for f in self.failures], dtype=np.float64)
 
-    def repairs_h(self) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.bool_]], Floats]:
+    def repairs_h(self) -> tuple[FloatArray, np.ndarray[tuple[int], np.dtype[np.bool_]], FloatArray]:
         """(hours down, whether the end was seen, start) of failures whose repair the log records."""
         known = [f for f in self.failures if f.repair_known]
         spans = [(f.up_h if f.up_h is not None else self.hours) - f.down_h for f in known]

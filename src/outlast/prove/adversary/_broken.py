@@ -42,6 +42,8 @@ from outlast.prove.adversary._broken_checks import (
 from outlast.prove.adversary._broken_hosts import HOSTS_BROKEN
 from outlast.prove.adversary._broken_joins import JOINS_BROKEN
 from outlast.prove.adversary._broken_saves import SAVES_BROKEN
+from outlast.prove.adversary._broken_steps import STEPS_BROKEN
+from outlast.prove.adversary._broken_vacancies import VACANCIES_BROKEN
 from outlast.prove.adversary._broken_work import WORK_BROKEN
 from outlast.prove.adversary._variants import Buffers, Variant, WithCoordinator, WithMember
 
@@ -310,6 +312,8 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     "writer-not-followed": (WriterNotFollowed, 2000),
     **SAVES_BROKEN,
     **HOSTS_BROKEN,
+    **VACANCIES_BROKEN,
     **JOINS_BROKEN,
+    **STEPS_BROKEN,
     **WORK_BROKEN,
 }

@@ -18,7 +18,8 @@ from outlast.core.protocol import (
     Stand,
 )
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.step.verdict import Course, Seat, StepEvidence, TellFleet, examined
+from outlast.core.protocol.step.effects import Course, Seat, TellFleet
+from outlast.core.protocol.step.verdict import StepEvidence, StepGuards, examined
 from outlast.errors import Evicted, ViewAbandoned
 from outlast.prove.adversary._guards import SimulatedGuards
 from outlast.prove.adversary._variants import Variant, WithMember
@@ -43,7 +44,7 @@ class MismatchIgnored(Variant):
     """Microbatches are computed twice, and nobody compares."""
 
     def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+        self, seat: Seat, guards: StepGuards, headers: Sequence[Header], found: StepEvidence
     ) -> Course[Ruling | None]:
         return super().course(seat, guards, headers, dataclasses.replace(found, said=None))
 
@@ -54,7 +55,7 @@ class _Deafened(Variant):
     changes: ClassVar[dict[str, Any]] = {}
 
     def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+        self, seat: Seat, guards: StepGuards, headers: Sequence[Header], found: StepEvidence
     ) -> Course[Ruling | None]:
         heard = [msgspec.structs.replace(h, audit=msgspec.structs.replace(h.audit, **self.changes)) for h in headers]
         return super().course(seat, guards, heard, found)
@@ -82,7 +83,7 @@ class FirstStepBlind(Variant):
     """States are not compared in a view's first step."""
 
     def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+        self, seat: Seat, guards: StepGuards, headers: Sequence[Header], found: StepEvidence
     ) -> Course[Ruling | None]:
         return super().course(seat, guards, headers, dataclasses.replace(found, entries=None))
 
@@ -91,7 +92,7 @@ class NoCloserLook(Variant):
     """Headers show that states differ, and the step is decided all the same."""
 
     def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+        self, seat: Seat, guards: StepGuards, headers: Sequence[Header], found: StepEvidence
     ) -> Course[Ruling | None]:
         yield from examined(seat, guards, headers, found)
         return None
@@ -114,7 +115,7 @@ class CulpritsKept(Variant):
     """One whose state is wrong is left, and neither told to go nor spoken of."""
 
     def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+        self, seat: Seat, guards: StepGuards, headers: Sequence[Header], found: StepEvidence
     ) -> Course[Ruling | None]:
         whole = super().course(seat, guards, headers, found)
         reply: Any = None
@@ -152,7 +153,7 @@ class AccusationsIgnored(Variant):
     """Somebody found that a slice is not what the rows give, and nobody votes on it."""
 
     def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+        self, seat: Seat, guards: StepGuards, headers: Sequence[Header], found: StepEvidence
     ) -> Course[Ruling | None]:
         return super().course(seat, guards, headers, dataclasses.replace(found, rows=None))
 
@@ -161,7 +162,7 @@ class AccuserBelieved(Variant):
     """Who is accused has to go: nobody looks for itself."""
 
     def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+        self, seat: Seat, guards: StepGuards, headers: Sequence[Header], found: StepEvidence
     ) -> Course[Ruling | None]:
         rows = _Believing() if found.rows is not None else None
         return super().course(seat, guards, headers, dataclasses.replace(found, rows=rows))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 from outlast.core.protocol import HandOver, Member
 from outlast.core.protocol.step.catching_up import CatchingUp, JoinerPort
+from outlast.core.protocol.step.effects import Course, Seat
 from outlast.core.protocol.step.forming import RollFacts
-from outlast.core.protocol.step.verdict import Act, Course, Seat, StepEvidence
-from outlast.errors import ViewAbandoned
+from outlast.core.protocol.step.verdict import StepEvidence
+from outlast.prove.adversary._broken_steps import unacted
 from outlast.prove.adversary._guards import SimulatedGuards
 from outlast.prove.adversary._variants import Variant
 
 __all__ = ["JOINS_BROKEN"]
-
-T = TypeVar("T")
 
 
 class _Rejoining(Variant):
@@ -72,29 +71,11 @@ class FirstServingKept(_Rejoining):
     wrong = _Faithful
 
 
-def _without(course: Course[T], what: str) -> Course[T]:
-    """A course, but for one of its acts."""
-    reply: Any = None
-    ended: ViewAbandoned | None = None
-    while True:
-        try:
-            effect = course.send(reply) if ended is None else course.throw(ended)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        reply = ended = None
-        if not isinstance(effect, Act) or effect.what != what:
-            try:
-                reply = yield effect
-            except ViewAbandoned as reason:
-                ended = reason
-
-
 class OutcomeUntaken(Variant):
     """Who is a step behind goes on without the outcome that it is handed."""
 
     def hand_over(self, seat: Seat, todo: HandOver) -> Course[None]:
-        return _without(super().hand_over(seat, todo), "take")
+        return unacted(super().hand_over(seat, todo), "take")
 
 
 class BegunFromNothing(Variant):
@@ -103,7 +84,7 @@ class BegunFromNothing(Variant):
     def form(
         self, seat: Seat, guards: SimulatedGuards, found: StepEvidence, facts: Callable[[], RollFacts]
     ) -> Course[bool]:
-        return _without(super().form(seat, guards, found, facts), "begin")
+        return unacted(super().form(seat, guards, found, facts), "begin")
 
 
 JOINS_BROKEN: dict[str, tuple[type[Variant], int]] = {

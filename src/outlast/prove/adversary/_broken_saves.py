@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -10,6 +11,10 @@ import msgspec
 from outlast.core.protocol import View, ViewId
 from outlast.core.protocol.saves import commit as cm
 from outlast.core.protocol.saves.agreement import SavePromise, SaveVotes
+from outlast.core.protocol.step.effects import Course, Seat
+from outlast.core.protocol.step.forming import RollFacts
+from outlast.core.protocol.step.verdict import StepEvidence
+from outlast.prove.adversary._guards import SimulatedGuards
 from outlast.prove.adversary._variants import Variant
 
 __all__ = ["SAVES_BROKEN"]
@@ -85,6 +90,15 @@ class OlderRead(Variant):
         return super().newest(generations[:-1])
 
 
+class SpareAsItIs(Variant):
+    """A spare that takes over goes on from what it holds, whatever is saved."""
+
+    def form(
+        self, seat: Seat, guards: SimulatedGuards, found: StepEvidence, facts: Callable[[], RollFacts]
+    ) -> Course[bool]:
+        return super().form(seat, guards, replace(found, view=msgspec.structs.replace(found.view, saved=0)), facts)
+
+
 SAVES_BROKEN: dict[str, tuple[type[Variant], int]] = {
     "own-vote-counts": (OwnVoteCounts, 2000),
     "due-in-any-view": (DueInAnyView, 2000),
@@ -92,4 +106,5 @@ SAVES_BROKEN: dict[str, tuple[type[Variant], int]] = {
     "share-kept": (ShareKept, 2000),
     "last-part-forgone": (LastPartForgone, 2000),
     "older-read": (OlderRead, 2000),
+    "spare-as-it-is": (SpareAsItIs, 3000),
 }

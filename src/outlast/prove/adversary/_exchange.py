@@ -1,127 +1,125 @@
-"""The exchange of one step in the simulated world: all-to-all, reduce, all-gather, audits, headers.
+"""What a member does and says in a step of the simulated world: all-to-all, reduce, all-gather, audits, its header.
 
+The order, and what follows from what all say, is the course of `core/protocol/step/deciding.py`, for the runtime too.
 Where microbatches are audited, whoever reduces also looks whether sums are what they were when they were made, and
-slices that others reduced are reduced once more, as in the runtime (`runtime/exchange/plane.py`). What headers then
-come to is not decided here: `core/protocol/step/verdict.py` has that course, for the runtime too.
+slices that others reduced are reduced once more, as in the runtime (`runtime/exchange/plane.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outlast.core.protocol import Exchange, Header, RowsNote, Said
 from outlast.core.protocol.slices import Slice, Words, checked_by
+from outlast.core.protocol.step.effects import Act
+from outlast.core.protocol.step.verdict import StepEvidence
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._audit import Auditor
-from outlast.prove.adversary._guards import MASK, SimulatedGuards
-from outlast.prove.adversary._surroundings import Owner, ViewMesh
+from outlast.prove.adversary._guards import MASK
+from outlast.prove.adversary._surroundings import Owner
 
 __all__ = ["Exchanging"]
 
-_SCATTER, _GATHER, _HEADER, _PRINTS = "S", "G", "H", "P"
+_SCATTER, _GATHER = "S", "G"
+_KINDS = {"sums": _SCATTER, "slices": _GATHER}
 _EMPTY = (0,) * (algebra.BUCKETS * algebra.BLOCKS)
 Parts = list[Sequence[int]]
 
 
 class Exchanging:
-    """How far the exchange of a step is. `headers`, `norms`: of all members, in the view's order, when it is over."""
+    """One step, as `decide_step` asks for it. `evidence`: gives what my replica brings to its checks; `norms`: of all
+    members, in the view's order, once they have told them."""
 
-    def __init__(self, owner: Owner, auditor: Auditor, guards: SimulatedGuards, todo: Exchange) -> None:
-        self.owner, self.auditor, self.guards, self.todo = owner, auditor, guards, todo
+    def __init__(self, owner: Owner, auditor: Auditor, todo: Exchange, evidence: Callable[..., StepEvidence]) -> None:
+        self.owner, self.auditor, self.todo, self.evidence = owner, auditor, todo, evidence
         self.members = todo.view.members
         self.index, self.step = self.members.index(owner.name), todo.step
         self.nodes = tuple(node for nodes in todo.nodes for node in nodes)
         self.num_rows = owner.world.scenario.num_rows
         self.checked = (auditor.active or self.num_rows > 1) and len(self.members) > 1
-        self.reduced = self.gathered = 0
+        self.order = owner.world.variant.order(algebra.BUCKETS, self)
         self.norms: list[Any] = []
-        self.headers: list[Header] = []
-        self.said: Said | None = None
         self._norms: list[tuple[int, int]] = []
+        self._mine: Parts | None = None
         self._owed: list[int] | None = None
-        self._header: Header | None = None
         self._unlike: set[str] = set()
         self._false: dict[Slice, int] = {}
         self._parts: list[dict[str, Parts]] = []  # of each bucket, whole, where it is checked
         self._own: list[tuple[Parts, Parts]] = []  # mine, as they are and as they were made
-        self._offer()
 
-    def _offer(self) -> None:
+    def _offer(self) -> Parts:
         """My sums to whoever reduces them; all of them to all where they are checked, as in memory that all read."""
         owner, n = self.owner, len(self.members)
-        mesh = owner.mesh
-        assert mesh is not None
+        mesh = owner.in_view()
         nodes = self.todo.nodes[self.index]
         if n == 1:
             self.auditor.alone(self.step)
         else:
             self.auditor.strike(nodes)
-        self._mine: Parts = [owner.sums.get(node) or _EMPTY for node in nodes]
-        made: Parts = [self.auditor.made.get(node, total) for node, total in zip(nodes, self._mine, strict=True)]
+        mine: Parts = [owner.sums.get(node) or _EMPTY for node in nodes]
+        made: Parts = [self.auditor.made.get(node, total) for node, total in zip(nodes, mine, strict=True)]
         for bucket in range(algebra.BUCKETS):
             base, end = bucket * algebra.BLOCKS, (bucket + 1) * algebra.BLOCKS
             if self.checked:
-                self._own.append((_cut(self._mine, base, end), _cut(made, base, end)))
+                self._own.append((_cut(mine, base, end), _cut(made, base, end)))
             for index, name in enumerate(self.members):
                 if name != owner.name:
                     lo, hi = algebra.slice_of(index, n)
-                    part = self._own[bucket] if self.checked else _cut(self._mine, base + lo, base + hi)
+                    part = self._own[bucket] if self.checked else _cut(mine, base + lo, base + hi)
                     mesh.send(name, (_SCATTER, self.step, bucket), part)
         owner.awaiting(*((_SCATTER, self.step, b) for b in range(algebra.BUCKETS)))
+        return mine
 
-    def advance(self) -> bool:
-        """Go as far as possible; whether all headers are there. Raises ViewAbandoned."""
-        mesh, step, owner = self.owner.in_view(), self.step, self.owner
-        while self.reduced < algebra.BUCKETS:
-            if not mesh.whole((_SCATTER, step, self.reduced)):
+    # --- the acts of the course ----------------------------------------------------------------------------------
+    def exchange(self, _: Act) -> bool:
+        """Go as far as possible; whether the gradient is whole. Raises ViewAbandoned."""
+        if self._mine is None:
+            self._mine = self._offer()
+        mesh, order = self.owner.in_view(), self.order
+        while order.awaits is not None:
+            if not mesh.whole((_KINDS[order.awaits], self.step, order.bucket)):
                 return False
-            self._reduce(mesh, self.reduced)
-            self.reduced += 1
-        owner.awaiting(*((_GATHER, step, b) for b in range(algebra.BUCKETS)))
-        while self.gathered < algebra.BUCKETS:
-            if not mesh.whole((_GATHER, step, self.gathered)):
-                return False
-            self._gather(mesh, self.gathered)
-            self.gathered += 1
-        if self._header is None and not self._audited(mesh):
-            return False
-        key = (_HEADER, step, 0)
-        owner.awaiting(key)
-        if self._header is None:
-            self._header = self._my_header()
-            mesh.broadcast(key, (self._header, self._norms))
-        if not mesh.whole(key):
-            return False
-        said = mesh.take(key) | {owner.name: (self._header, self._norms)}
-        self.headers = [said[name][0] for name in self.members]
-        self.norms = [said[name][1] for name in self.members]
+            order.arrived()
         return True
 
-    def _my_header(self) -> Header:
+    def audit(self, act: Act) -> bool:
+        """Compute one after the other of those that I owe; whether all are."""
+        if self._owed is None:
+            self._owed = list(act.leaves)
+        if self._owed:
+            self.owner.occupy_beside(self.step, self._owed.pop())
+            return False
+        return True
+
+    def header(self) -> tuple[Header, list[tuple[int, int]]]:
         owner = self.owner
-        plan = owner.member.plan
-        assert plan is not None
-        if self.checked:
-            self._check()
+        _, plan = owner.member.standing()
         false = tuple(sorted((*key, value) for key, value in self._false.items())) if self.num_rows == 1 else ()
-        return owner.member.header(
+        header = owner.member.header(
             losses=tuple((leaf, 0.0, 1.0) for leaf in plan.leaves[owner.name]),
             audit=self.auditor.evidence(sorted(self._unlike), false),
             state=owner.state_told(),
             save=owner.save_vote(self.step),
             rows=RowsNote(accused=tuple(sorted(self._false)) if self.num_rows > 1 else ()),
         )
+        return header, self._norms
 
-    # --- slices --------------------------------------------------------------------------------------------------
-    def _reduce(self, mesh: ViewMesh, bucket: int) -> None:
-        owner, members = self.owner, self.members
+    def heard(self, said: Mapping[str, Any], commitments: Said | None) -> tuple[list[Header], StepEvidence]:
+        self.norms = [norms for _, norms in said.values()]
+        return [header for header, _ in said.values()], self.evidence(self, commitments)
+
+    # --- the stages of the exchange ------------------------------------------------------------------------------
+    def scattered(self) -> None:
+        owner = self.owner
+        owner.member.scattered()
+        owner.world.oracle.scattered(owner, self.todo.view)
+        owner.stable(self.todo.view)
+        owner.world.point("scattered", owner)
+
+    def reduce(self, bucket: int) -> None:
+        owner, members, mesh = self.owner, self.members, self.owner.in_view()
         got = mesh.take((_SCATTER, self.step, bucket))
-        if bucket == 0:
-            owner.member.scattered()
-            owner.world.oracle.scattered(owner, self.todo.view)
-            owner.stable(self.todo.view)
-            owner.world.point("scattered", owner)
         lo, hi = algebra.slice_of(self.index, len(members))
         base = bucket * algebra.BLOCKS
         if self.checked:
@@ -130,7 +128,7 @@ class Exchanging:
             self._unlike |= {name for name in members if _cut(told[name][0], lo, hi) != _cut(told[name][1], lo, hi)}
             reduced = self._again(bucket, self.index)
         else:
-            own = [total[base + lo : base + hi] for total in self._mine]
+            own = _cut(self._mine or (), base + lo, base + hi)
             parts = [part for name in members for part in (own if name == owner.name else got[name])]
             reduced = self._value(parts)
         owner.out[base + lo : base + hi] = reduced
@@ -153,15 +151,19 @@ class Exchanging:
         lo, hi = algebra.slice_of(reducer, len(self.members))
         return self.owner.out[bucket * algebra.BLOCKS + lo : bucket * algebra.BLOCKS + hi]
 
-    def _gather(self, mesh: ViewMesh, bucket: int) -> None:
+    def choose(self) -> None:
+        """All are reduced: what is awaited now is another thing."""
+        self.owner.awaiting(*((_GATHER, self.step, b) for b in range(algebra.BUCKETS)))
+
+    def gather(self, bucket: int) -> None:
         base = bucket * algebra.BLOCKS
-        for name, blocks in mesh.take((_GATHER, self.step, bucket)).items():
+        for name, blocks in self.owner.in_view().take((_GATHER, self.step, bucket)).items():
             lo, hi = algebra.slice_of(self.members.index(name), len(self.members))
             self.owner.out[base + lo : base + hi] = blocks
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """What others reduced, of the slices that are mine to check."""
-        for bucket in range(algebra.BUCKETS):
+        for bucket in range(algebra.BUCKETS if self.checked else 0):
             reducer = checked_by(0, self.step, bucket, self.index, len(self.members))
             again = self._again(bucket, reducer)
             if again != self._gathered(bucket, reducer):
@@ -178,29 +180,6 @@ class Exchanging:
         """See `Words`."""
         at = self.members.index
         return {(b, n): (_print(self._gathered(b, at(n))), _print(self._again(b, at(n)))) for b, n in slices}
-
-    # --- audits --------------------------------------------------------------------------------------------------
-    def _audited(self, mesh: ViewMesh) -> bool:
-        """Commit, draw, compute what I owe. Whether the header is next; else something is still awaited."""
-        owner = self.owner
-        audits, plan = owner.member.audits, owner.member.plan
-        if not audits.active or plan is None:
-            return True
-        key = (_PRINTS, self.step, 0)
-        if self.said is None:
-            self.said = {owner.name: audits.commitment(plan)}
-            mesh.broadcast(key, self.said[owner.name])
-        if self._owed is None:
-            owner.awaiting(key)
-            if not mesh.whole(key):
-                return False
-            said = self.said | mesh.take(key)
-            self.said = {name: said[name] for name in self.members}
-            self._owed = list(audits.owed(plan, self.said))
-        if self._owed:
-            owner.occupy_beside(self.step, self._owed.pop())
-            return False
-        return True
 
 
 def _cut(parts: Sequence[Sequence[int]], lo: int, hi: int) -> Parts:

@@ -197,6 +197,11 @@ class Faults:
         if (coordinator := self._coordinator()) is not None and not coordinator.paused:
             coordinator.handle(m.SparesWorth(number=fault.who))
 
+    def _save_awaited(self, fault: ScheduleFault) -> None:
+        """A stop waits for its save, or does no more; if another coordinator takes over, its own driver says so."""
+        if (coordinator := self._coordinator()) is not None and not coordinator.paused:
+            coordinator.handle(m.SaveAwaited(waits=bool(fault.who)))
+
     def _agent_crash(self, fault: ScheduleFault) -> None:
         if (agent := self._agent(fault.who)) is not None:
             self.world.crash_agent(agent)

@@ -132,6 +132,9 @@ class CoordinatorProcess(SimulatedProcess):
             token = self._timers[action.name] = self._timers.get(action.name, 0) + 1
             if action.after_s < 1e6:
                 self.kernel.after(action.after_s, self, self._timer, action.name, token)
+        elif isinstance(action, m.JournalEntry):
+            if action.fields.get("action") == "stop" and action.kind == "vacancy_decided":
+                self.kernel.after(world.network.delay(), self, self.handle, m.Stop(reason="too few", exit_code=4))
         elif isinstance(action, m.Finish):
             world.ended(self, action)
 

@@ -54,7 +54,7 @@ class Oracle:
         self.num_killed = 0
         self.stable = 0  # steps that some member called stable
         self.views_formed: set[ViewId] = set()
-        self._durable: set[ViewId] = set()
+        self._durable: dict[ViewId, int] = {}  # with the steps that were known to be saved when the view became so
         self._written: set[str] = set()  # replicas whose scripts ended well, as the writer's
         self._last_epoch_written = 0
         self._first_decided: dict[ViewId, int] = {}
@@ -80,7 +80,7 @@ class Oracle:
         self._dropped |= {name for name, peer in coordinator.machine.roster.peers.items() if not peer.alive}
         for view in (record.view, record.planned):
             if view is not None:
-                self._durable.add(view.id)
+                self._durable.setdefault(view.id, record.saved)
 
     def told(self, replica: Fellow, message: object) -> None:
         """A member reacted to the coordinator: its epoch never falls."""
@@ -112,6 +112,8 @@ class Oracle:
                 self.violated(
                     "Bounded loss", f"view {view.id} goes back to step {top} of {self.stable}; {names} had it"
                 )
+        if max(top, self.world.store.unread) < (saved := self._durable.get(view.id, 0)):
+            self.violated("Bounded loss", f"view {view.id} goes on from step {top}, and {saved} is saved")
 
     def _unlost(self) -> list[Fellow]:
         """Living members that nobody was entitled to give up."""
@@ -212,10 +214,22 @@ class Oracle:
         if step < newest:
             self.violated("Bounded loss", f"{replica.name} begins at step {step}, and step {newest} is published")
 
+    def unreadable(self, replica: Fellow) -> None:
+        """A generation cannot be read by who has a state of its own: nobody need go on from it."""
+        self.world.note(f"{replica.name} cannot read what is newer than step {replica.member.committed}")
+        self.world.store.unread = self.world.store.generations[-1].step
+
     # --- ends ----------------------------------------------------------------------------------------------------
     def killed(self, name: str) -> None:
         """The coordinator has somebody killed: it must have been stopped, slow, cut off, or condemned with cause."""
         self.num_killed += 1
+        self._check_cause(name, "is killed")
+
+    def evicted(self, name: str) -> None:
+        """One ends because it is told, or sees by itself, that it has to go."""
+        self._check_cause(name, "goes")
+
+    def _check_cause(self, name: str, what: str) -> None:
         faults = self.world.faults
         replica = self.world.replicas.get(name)
         if replica is None or replica.ended or faults.everybody_touched or name in faults.touched:
@@ -224,7 +238,7 @@ class Oracle:
             return  # as it was given it
         if self.world.coordinators[-1].machine.ending is not None and replica.member.view is None:
             return  # it was still starting, and there is nothing left to train
-        self.violated("Innocent", f"{name} is killed though nothing befell it")
+        self.violated("Innocent", f"{name} {what} though nothing befell it")
 
     def finished(self, coordinator: Speaker, finish: m.Finish) -> None:
         """The run is over: done, or lost with good reason."""

@@ -15,14 +15,19 @@ from outlast.core.protocol import (
     Follow,
     Form,
     HandOver,
+    Header,
     Leave,
     RollEntry,
+    Said,
     View,
     Wait,
+    plan_of,
+    rows_spoilt,
 )
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.step.effects import Act, Course
 from outlast.core.protocol.step.forming import RollFacts, take_orders
-from outlast.core.protocol.step.verdict import Act, Course, StateDifference, StepEvidence
+from outlast.core.protocol.step.verdict import StateDifference, StepEvidence
 from outlast.errors import StateDiverged
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._exchange import Exchanging
@@ -35,7 +40,7 @@ from outlast.prove.adversary._seat import SimulatedSeat
 __all__ = ["SimulatedReplica"]
 
 
-_OUTCOME, _FINAL = "O", "F"
+_OUTCOME = "O"
 
 
 class SimulatedReplica(SimulatedSeat):
@@ -64,7 +69,7 @@ class SimulatedReplica(SimulatedSeat):
             self._begin_hand_over(todo)
         elif isinstance(todo, Leave):
             self._begin_leave()
-        elif isinstance(todo, Wait) and todo.why == "rows" and member.view is not None:
+        elif isinstance(todo, Wait) and todo.why == "held back" and member.view is not None:
             course = take_orders(self._seat, member.view, self.donor.carry_out)
             self._carry_out(course, {"rest": self._rest}, lambda _: True)
         else:
@@ -77,13 +82,12 @@ class SimulatedReplica(SimulatedSeat):
 
     def _carry_out(self, course: Course[Any], acts: Acts, then: Callable[[Any], bool]) -> None:
         """Begin a course; `then` takes what it comes to, and says whether that is all."""
-        rounds = self._rounds = SimulatedRounds(self, course, acts)
+        rounds = SimulatedRounds(self, course, acts)
         self._awaited = ()
 
         def go() -> bool:
             if not rounds.advance():
                 return False
-            self._rounds = None
             return then(rounds.result)
 
         self._doing = go
@@ -98,10 +102,12 @@ class SimulatedReplica(SimulatedSeat):
             "part": lambda _: self._part(view),
             "drain": lambda _: self.spare.drained(view),
             "begin": self._resume,
+            "read newer": self._read_newer,
             "connect": lambda _: self._connect(view),
             "keep": lambda act: self._keep(view, act.entries),
         }
-        course = self.world.variant.form(self._seat, self.guards, self._found(view), self._roll_facts)
+        found = StepEvidence(view=view, parts=self._parts, diverged=_diverged)
+        course = self.world.variant.form(self._seat, self.guards, found, self._roll_facts)
         self._carry_out(course, acts, self._called)
 
     def _part(self, view: View) -> None:
@@ -115,6 +121,13 @@ class SimulatedReplica(SimulatedSeat):
         if self.saves is not None:
             self.saves.resume(self.member)
             self.world.point("resume", self)
+
+    def _read_newer(self, _: Act) -> None:
+        if self.saves is not None and self.saves.read_newer(self.member):
+            self.spare.course.read_elsewhere()
+            self.sums.clear()
+            self.world.oracle.applied(self, "reading what is newer")
+        self.world.point("resume", self)
 
     def _connect(self, view: View) -> None:
         if view.start and self.saves is not None:
@@ -151,9 +164,16 @@ class SimulatedReplica(SimulatedSeat):
 
     def formed(self, view: View) -> None:
         self._compared, self._at_boundary = view.start, -1
-        self.member.held_back = self.member.num_rows > 1 and len(view.members) < self.world.scenario.rows_from
+        self.member.held_back = view.held or self._waits_for_rows(view)
         self.say(m.Formed(member=self.name, view=view.id, step=self.member.committed))
         self.donor.formed(view)
+
+    def _waits_for_rows(self, view: View) -> bool:
+        num, rows, plan = self.member.num_microbatches, self.member.num_rows, self.member.plan
+        if rows == 1 or plan is None:
+            return False
+        usual = plan_of(view.members, 0, num, rows).leaves
+        return self.world.scenario.admission().decide(rows_spoilt({}, (plan.leaves, usual), num, rows)).action == "wait"
 
     def _begin_hand_over(self, todo: HandOver) -> None:
         self._handed = False
@@ -201,45 +221,34 @@ class SimulatedReplica(SimulatedSeat):
 
     def _begin_exchange(self, todo: Exchange) -> None:
         self.world.variant.before_exchange(self.out)
-        self._exchange = Exchanging(self, self.audit, self.guards, todo)
-        self._doing = self._advance_exchange
+        ex = Exchanging(self, self.audit, todo, self._evidence)
+        acts: Acts = {"exchange": ex.exchange, "audit": ex.audit, "look closer": lambda _: None}
+        course = self.world.variant.step(self._seat, self.guards, todo, ex)
+        self._carry_out(course, acts, lambda decided: self._decided(ex, decided[0]))
 
-    def _advance_exchange(self) -> bool:
-        ex = self._exchange
-        assert ex is not None
-        if self._rounds is None:
-            if not ex.advance():
-                return False
-            found = self._found(ex.todo.view, None if self._compared else self._roll, ex)
-            self._rounds = SimulatedRounds(self, self.world.variant.course(self._seat, self.guards, ex.headers, found))
-        if not self._rounds.advance():
-            return False
-        self._rounds, self._compared = None, True
-        self.in_view()
-        self._decide(ex)
-        return True
-
-    def _found(
-        self, view: View, entries: Sequence[RollEntry] | None = None, ex: Exchanging | None = None
-    ) -> StepEvidence:
+    def _evidence(self, ex: Exchanging, commitments: Said | None) -> StepEvidence:
         return StepEvidence(
-            view=view,
-            entries=entries,
-            parts=lambda: (("state", self.state & MASK),),
-            said=ex.said if ex is not None else None,
-            look_again=ex.look_again if ex is not None else lambda _: {},
-            rows=ex if ex is not None and self.member.num_rows > 1 else None,
+            view=ex.todo.view,
+            parts=self._parts,
             diverged=_diverged,
+            entries=None if self._compared else self._roll,
+            said=commitments,
+            look_again=ex.look_again,
+            rows=ex if self.member.num_rows > 1 else None,
         )
 
-    def _decide(self, ex: Exchanging) -> None:
-        self.member.decide(ex.headers, self.kernel.now)
+    def _parts(self) -> tuple[tuple[str, int]]:
+        return (("state", self.state & MASK),)
+
+    def _decided(self, ex: Exchanging, headers: Sequence[Header]) -> bool:
+        self._compared = True
         self.norm = self.world.variant.norm(ex.norms)
-        self.world.oracle.decided(self, ex.todo.view, ex.todo.step, ex.headers)
-        self._exchange, self._saving = None, [header.save for header in ex.headers]
+        self.world.oracle.decided(self, ex.todo.view, ex.todo.step, headers)
+        self._saving = [header.save for header in headers]
         self.world.point("decide", self)
         self.donor.decided(ex.todo.view, ex.todo.step)
         self.occupy(self.world.scenario.optimizer_s, self._commit, ex.todo.view)
+        return True
 
     def _commit(self, view: View) -> None:
         self.apply((tuple(self.out), self.norm))
@@ -268,19 +277,24 @@ class SimulatedReplica(SimulatedSeat):
         return self.saves.vote(step) if self.saves is not None else 0
 
     def _begin_leave(self) -> None:
-        assert self.mesh is not None
-        key = (_FINAL, self.member.committed, 0)
-        self.mesh.broadcast(key, None)
-        self._awaited = (key,)
-        self._doing = self._leave
+        self._passed = False
+        acts: Acts = {
+            "save the end": self._save_end,
+            "settle the end": self._settle_end,
+            "say how far": lambda _: True,  # heartbeats are of leases alone here
+        }
+        self._carry_out(self.world.variant.leave(self._seat), acts, lambda _: True)
 
-    def _leave(self) -> bool:
-        mesh = self.in_view()
-        if not mesh.whole((_FINAL, self.member.committed, 0)):
-            return False
-        self.say(*self.member.finished())
-        self.world.oracle.scattered(self, mesh.view)
-        return True
+    def _save_end(self, _: Act) -> bool:
+        view = self.in_view().view
+        return self.saves is None or self.saves.last(view, self.member.committed)
+
+    def _settle_end(self, _: Act) -> bool:
+        view = self.in_view().view
+        if not self._passed:
+            self._passed = True
+            self.world.oracle.scattered(self, view)
+        return self.saves is None or self.saves.settled(view, self.member.committed)
 
 
 def _diverged(view: View, found: StateDifference) -> StateDiverged:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from outlast.core.protocol.step.verdict import Act, AskAll, Course
+from outlast.core.protocol.step.effects import Act, AskAll, Course
 from outlast.errors import ViewAbandoned
 from outlast.prove.adversary._surroundings import Owner
 
@@ -25,7 +25,7 @@ class SimulatedRounds:
 
     def __init__(self, owner: Owner, course: Course[Any], acts: Acts = _NO_ACTS) -> None:
         self.owner, self.course, self.acts, self.result = owner, course, acts, None
-        self._ask: AskAll | None = None
+        self._ask: AskAll | None = None  # what is waited for
         self._act: Act | None = None
         self._keys: tuple[Any, ...] = ()
 
@@ -64,12 +64,13 @@ class SimulatedRounds:
                 self.owner.say(*effect.messages)
 
     def _say(self, ask: AskAll) -> None:
-        mesh = self.owner.mesh
-        self._ask, self._keys = ask, tuple((name, ask.step, ask.turn) for name in ask.words)
-        if mesh is not None:
-            for key, mine in zip(self._keys, ask.words.values(), strict=True):
+        mesh, keys = self.owner.mesh, tuple((name, ask.step, ask.turn) for name in ask.words)
+        if mesh is not None and ask.half != "hear":
+            for key, mine in zip(keys, ask.words.values(), strict=True):
                 mesh.broadcast(key, mine)
-            self.owner.awaiting(*self._keys)
+        if ask.half != "say":
+            self._ask, self._keys = ask, keys
+            self.owner.awaiting(*keys)
 
     def _heard(self, ask: AskAll) -> dict[str, dict[str, Any]] | None:
         """Everybody's words, in the view's order; None while some are awaited. Raises ViewAbandoned."""

@@ -7,9 +7,11 @@ takes a while to publish, and says the same number again to who publishes the sa
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from outlast.core.protocol import Member, View, ViewId
+from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves import commit as cm
 from outlast.core.protocol.saves.agreement import SavePromise, learn_stable
 from outlast.prove.adversary import _algebra as algebra
@@ -20,6 +22,8 @@ __all__ = ["SaveWord", "SimulatedKeeper", "SimulatedSaves"]
 
 _SLOTS = 2  # saves in flight, of one member
 _FAILS = 0.05  # of a part's writes
+_UNREADABLE = 0.1  # of a generation, for whoever has another state
+_END_S = 1.0  # from when the end first waits for a save, however slow disks and coordinators are
 
 
 class SaveWord(NamedTuple):
@@ -43,6 +47,7 @@ class SimulatedSaves:
         self._share = (0, 0)  # (place, members) of the view that was entered
         self._view: ViewId | None = None
         self._reports: dict[cm.SaveId, cm.PartReport] = {}
+        self._end_by_s = math.inf
 
     def resume(self, member: Member) -> None:
         """Before a first view forms: become the newest generation, if there is one."""
@@ -54,6 +59,21 @@ class SimulatedSaves:
             member.committed = member.stable = newest.step
         else:
             self.owner.state, member.committed, member.stable = algebra.INITIAL, 0, 0
+
+    def read_newer(self, member: Member) -> bool:
+        """In a view to which nobody brought the one before: whether the newest generation was read, and is newer than
+        what I have."""
+        world = self.owner.world
+        newest = world.variant.newest(world.store.generations)
+        if newest is None or newest.step <= member.committed:
+            return False
+        if self.owner.kernel.rng.random() < _UNREADABLE:
+            world.oracle.unreadable(self.owner)
+            return False
+        self.owner.state = newest.state
+        member.replayed(newest.step)
+        member.stable = newest.step
+        return True
 
     def vote(self, step: int) -> int:
         """For my header of a step."""
@@ -70,14 +90,41 @@ class SimulatedSaves:
         self.owner.world.oracle.at_boundary(self.owner, view, committed, saves=reason is not None)
         if reason is not None:
             self._take(view, committed)
-        if committed and view.id != self._view:
-            self._view = view.id
+        if committed:
+            self._enter(view)
+
+    def _enter(self, view: View) -> None:
+        if view.id != self._view:
+            self._view, self._end_by_s = view.id, math.inf
             self._share = self.owner.world.variant.share(view.members.index(self.owner.name), view, self._share)
 
-    def _take(self, view: View, step: int) -> None:
+    def last(self, view: View, committed: int) -> bool:
+        """The loop is over: save what it leaves, once there is a slot. Whether that is done, or cannot be."""
+        if self.base is None or self.votes.tried(view.id, committed):
+            return True
+        if len(self.promises) >= _SLOTS and self._has_time():
+            return False
+        self._enter(view)
+        self._take(view, committed, attempt=1)
+        return True
+
+    def settled(self, view: View, committed: int) -> bool:
+        """All have passed the barrier: whether nothing is under way any more, or the time for it is up."""
+        self.stable(view.id, committed)
+        return not (self.promises and self._has_time())
+
+    def _has_time(self) -> bool:
+        """Whether the end may still wait for disks; it is looked at again when the time is up."""
+        kernel = self.owner.kernel
+        if self._end_by_s == math.inf:
+            self._end_by_s = kernel.now + _END_S
+            kernel.after(_END_S, self.owner, self.owner.run)
+        return kernel.now < self._end_by_s
+
+    def _take(self, view: View, step: int, attempt: int = 0) -> None:
         assert self.base is not None
         self.votes.taken = (view.id, step)
-        save = cm.SaveId(epoch=self.base + view.id.epoch, n=view.id.n, step=step)
+        save = cm.SaveId(epoch=self.base + view.id.epoch, n=view.id.n, step=step, attempt=attempt)
         if len(self.promises) >= _SLOTS:
             self._lost(save)
             return
@@ -151,7 +198,7 @@ class SimulatedKeeper:
             return
         self._view = view.id
         number, writers = (view.id.epoch, view.id.n), tuple(range(len(view.members)))
-        self._feed(cm.ViewChanged(view=number, writers=writers, begins=view.start))
+        self._feed(cm.ViewChanged(view=number, writers=writers, begins=view.start or view.saved > 0))
         early, self._early = self._early, []
         for name, word in early:
             self.received(name, word)
@@ -211,6 +258,7 @@ class SimulatedKeeper:
             kernel.after(took_s, self.process, self._publish, action)
         elif isinstance(action, cm.Announce):
             self._settle(action.save)
+            self.process.kernel.after(0.0, self.process, self.speaker.handle, m.SavePublished(step=action.save.step))
         elif isinstance(action, cm.Abandon):
             self._abandon(action.save)
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from random import Random
+from typing import Literal
 
 import msgspec
 
+from outlast.core.policy import AdmissionPolicy, VacancyPolicy, most_rows_per_host
 from outlast.core.protocol import Settings
 
 __all__ = ["KINDS", "POINTS", "ScheduleFault", "Scenario", "scenario_of"]
@@ -65,7 +67,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     guarded: bool = False  # states are compared in every step
     auto_spares: bool = False  # how many spares there are is decided while it trains
     silence_s: float = 0.0  # a host of which nothing is heard for so long is given up; 0: the launcher sees its end
+    on_vacancy: Literal["shrink", "wait", "stop", "auto"] = "shrink"  # what lost replicas make the others do
+    min_replicas: int = 1
+    vacancy_wait_s: float = 600.0
+    price: float = 0.0
     speeds_s: float = 0.0  # how often members are found to be of other speeds; 0: never
+
+    def admission(self) -> AdmissionPolicy:
+        """Admits views under a robust rule: one member may lie, and as many rows are trimmed as the fullest of
+        `rows_from` members owns."""
+        trimmed = most_rows_per_host(self.num_rows, self.rows_from)
+        return AdmissionPolicy(trim_count=trimmed, tolerated_hosts=1)
 
     def settings(self) -> Settings:
         return Settings(
@@ -80,6 +92,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             gather_s=0.2,
             formation_s=1.0,
             outside_s=3.0,
+            vacancies=VacancyPolicy(kind=self.on_vacancy, patience_s=self.vacancy_wait_s, price=self.price),
+            min_replicas=self.min_replicas,
             max_restarts=1000,
             backoff_s=0.05,
         )
@@ -121,7 +135,7 @@ def scenario_of(seed: int) -> Scenario:
     full = _with_hosts(seed, _with_saves(seed, full), span_s)
     full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full, span_s)))
     full = _with_auto_spares(seed, full, span_s)
-    full = _with_speeds(seed, full, span_s)
+    full = _with_vacancies(seed, _with_speeds(seed, full, span_s), span_s)
     last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
     return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
 
@@ -132,6 +146,30 @@ def _with_speeds(seed: int, full: Scenario, span_s: float) -> Scenario:
     if rng.random() >= 0.2 or full.num_rows > 1:
         return full
     return msgspec.structs.replace(full, speeds_s=span_s * rng.choice((0.1, 0.2, 0.4)))
+
+
+def _with_vacancies(seed: int, full: Scenario, span_s: float) -> Scenario:
+    """In one of six lost replicas are waited for, for a short while or a long one, or the run stops for them; but no
+    state flips meanwhile, which who joins would be given before anybody compares it. In some a stop or a departure
+    waits for its save meanwhile, and in some no more. Of its own seed."""
+    rng = Random(seed ^ 0x7AD0E8)
+    if rng.random() >= 1 / 6 or any(fault.kind == "state flip" for fault in full.faults):
+        return full
+    kind = rng.choice(("wait", "wait", "auto", "auto", "shrink", "stop"))
+    least = rng.choice((1, 1, 2, full.num_replicas))
+    draw = Random(seed ^ 0x5A7EA)
+    awaited = tuple(
+        ScheduleFault(kind="save awaited", who=draw.randrange(2), at=0.05 + span_s * draw.random())
+        for _ in range(draw.choice((0, 0, 1, 3)))
+    )
+    return msgspec.structs.replace(
+        full,
+        faults=(*full.faults, *awaited),
+        on_vacancy=kind,
+        min_replicas=min(least if kind != "shrink" else 2, full.num_replicas),
+        vacancy_wait_s=rng.choice((0.05, 0.3, 1.0, 5.0)),
+        price=rng.choice((0.0, 0.0, 0.7, 2.0)) if full.save_every else 0.0,
+    )
 
 
 def _wrong(seed: int, span_s: float) -> tuple[ScheduleFault, ...]:

@@ -17,16 +17,14 @@ from outlast.core.protocol import (
     ViewId,
 )
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.step.verdict import Seat
+from outlast.core.protocol.step.effects import Seat
 from outlast.errors import Evicted, GuardStop, ProtocolViolation, StateDiverged, ViewAbandoned
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._audit import Auditor
 from outlast.prove.adversary._donor import SimulatedDonor
-from outlast.prove.adversary._exchange import Exchanging
 from outlast.prove.adversary._hosts import Dialler
 from outlast.prove.adversary._mesh import SimulatedMesh
 from outlast.prove.adversary._network import Dialled
-from outlast.prove.adversary._rounds import SimulatedRounds
 from outlast.prove.adversary._saves import SaveWord, SimulatedSaves
 from outlast.prove.adversary._spare import SimulatedJoiner
 from outlast.prove.adversary._surroundings import Owner, Supervisor, Surroundings
@@ -67,6 +65,7 @@ class SimulatedSeat(Dialler, Owner):
         self._saving: list[int] = []  # votes of the step that is being applied
         self._at_boundary = -1  # the step whose boundary was looked at, in this view
         self._compared = True  # whether the view's states are
+        self._passed = False  # whether the barrier after the last step is
         self._handed = False  # whether what a donor handed over is applied
         self.busy = self.hung = self._running = False
         self.slowness = 1.0
@@ -74,8 +73,6 @@ class SimulatedSeat(Dialler, Owner):
         self.progress_at = self.kernel.now
         self._awaited: tuple[Any, ...] = ()
         self._doing: Callable[[], bool] | None = None
-        self._exchange: Exchanging | None = None
-        self._rounds: SimulatedRounds | None = None
         self.dial()
         self.kernel.after(scenario.stall_s, self, self._watch)
         if scenario.lease_s < math.inf:
@@ -99,7 +96,9 @@ class SimulatedSeat(Dialler, Owner):
         if isinstance(message, m.ProbePaths):
             return self._probed(message)
         if isinstance(message, SaveWord):
-            return self.saves.told(message) if self.saves is not None else None
+            if self.saves is not None:
+                self.saves.told(message)
+            return self.run()
         answers = self.member.told(message)
         self.world.oracle.told(self, message)
         self.say(*answers)
@@ -175,7 +174,9 @@ class SimulatedSeat(Dialler, Owner):
 
     def _raised(self, error: Evicted | GuardStop | StateDiverged) -> None:
         """What leaves the loop ends the process; the coordinator hears of it."""
-        if not isinstance(error, Evicted):
+        if isinstance(error, Evicted):
+            self.world.oracle.evicted(self.name)
+        else:
             self.world.oracle.diverged(self)
         step, words = self.member.committed, error.message
         now_s = self.kernel.now
@@ -223,7 +224,7 @@ class SimulatedSeat(Dialler, Owner):
         """Leave: the coordinator hears why unless it knows, peers hear a goodbye."""
         suspects = self.mesh.suspects if self.mesh is not None else []
         self.say(*self.member.lost(suspects, "peers were lost", self.kernel.now))
-        self._doing = self._exchange = self._rounds = None
+        self._doing = None
         self.close_view()
 
     def close_view(self) -> None:

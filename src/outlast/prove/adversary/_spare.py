@@ -139,7 +139,7 @@ class SimulatedJoiner:
         portion = self._portions()[0]
         self.owner.state, self.loaded = portion.state, True
         self.owner.sums.clear()
-        self._shares.clear()
+        self._shares = [row for row in self._shares if row[0] != self.serving]
         self._outcomes = {step: kept for step, kept in self._outcomes.items() if step >= portion.step}
         self.owner.world.oracle.applied(self.owner, "snapshot", portion.step)
         return portion.step

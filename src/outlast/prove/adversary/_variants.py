@@ -7,13 +7,16 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from outlast.core.policy import Ruling
-from outlast.core.protocol import Coordinator, HandOver, Header, Member, Settings, View
+from outlast.core.protocol import Coordinator, Exchange, HandOver, Header, Member, Settings, View
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves.agreement import SavePromise, SaveVotes
 from outlast.core.protocol.saves.commit import CommitAction, CommitEvent, CommitState, commit_step
 from outlast.core.protocol.step.catching_up import CatchingUp, JoinerPort
+from outlast.core.protocol.step.deciding import StepPort, decide_step, leave
+from outlast.core.protocol.step.effects import Course, Seat
+from outlast.core.protocol.step.exchange_order import ExchangeOrder, ExchangeStages
 from outlast.core.protocol.step.forming import RollFacts, form, hand_over
-from outlast.core.protocol.step.verdict import Course, Seat, StepEvidence, confer, examined
+from outlast.core.protocol.step.verdict import StepEvidence, StepGuards, checked
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._guards import SimulatedGuards
 
@@ -63,12 +66,25 @@ class Variant:
         """What a member does where some are a step behind."""
         return hand_over(seat, todo)
 
+    def step(
+        self, seat: Seat, guards: SimulatedGuards, todo: Exchange, port: StepPort
+    ) -> Course[tuple[Sequence[Header], Ruling | None]]:
+        """From all microbatches held to the decision."""
+        return decide_step(seat, guards, todo, port, self.course)
+
     def course(
-        self, seat: Seat, guards: SimulatedGuards, headers: Sequence[Header], found: StepEvidence
+        self, seat: Seat, guards: StepGuards, headers: Sequence[Header], found: StepEvidence
     ) -> Course[Ruling | None]:
         """From complete headers to the verdict."""
-        yield from examined(seat, guards, headers, found)
-        return (yield from confer(seat, guards, headers, ()))
+        return checked(seat, guards, headers, found)
+
+    def order(self, num_buckets: int, stages: ExchangeStages) -> ExchangeOrder:
+        """What of an exchange follows from what."""
+        return ExchangeOrder(num_buckets, stages)
+
+    def leave(self, seat: Seat) -> Course[None]:
+        """The barrier after the last step."""
+        return leave(seat)
 
     def joiner(self, member: Member, lock: AbstractContextManager[Any], port: JoinerPort, grace_s: float) -> CatchingUp:
         """What a joiner makes of what has arrived."""

@@ -34,7 +34,7 @@ class Vigilance:
 
     @property
     def share(self) -> float:
-        """Of the microbatches of the next step."""
+        """The share of the next step's microbatches that are computed twice, 0.0 to 1.0."""
         belief = silent_belief(self._found, self._looked_at_s)
         return audit_share(self.audit, self._machines, self._step_s, belief)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outlast.errors import StateDiverged
 from outlast.runtime.training.state import State
-from outlast.tensors import combine, fingerprint_named
+from outlast.tensors import combine, fingerprint_named, like, local, part_of
 
 __all__ = ["CertifiedState", "InMemory"]
 
@@ -41,22 +41,24 @@ class InMemory:
         return self._step
 
     def fingerprint(self, state: State) -> int:
-        """Of the live state, without the keeper's own."""
+        """A 64-bit fingerprint of the live state, without the keeper's own part."""
         import xxhash
 
         plain, tensors = state.encoded(without=self._without)
         return combine([fingerprint_named(tensors.items()), xxhash.xxh3_64_intdigest(plain)])
 
     def keep(self, state: State, step: int) -> None:
-        """Copy the live state; buffers are used again, so the copy costs memory traffic and no allocation."""
+        """Copy the live state; buffers are used again, so the copy costs memory traffic and no allocation. Of
+        shards the copies are shards, so that a checkpoint holds the whole."""
         self._plain, tensors = state.encoded(without=self._without)
+        spread = state.spread(without=self._without)
         with torch.no_grad():
             for name, tensor in tensors.items():
                 mine = self._tensors.get(name)
-                if mine is not None and mine.shape == tensor.shape and mine.dtype == tensor.dtype:
-                    mine.copy_(tensor)
+                if mine is not None and local(mine).shape == tensor.shape and mine.dtype == tensor.dtype:
+                    local(mine).copy_(tensor)
                 else:
-                    self._tensors[name] = tensor.detach().clone()
+                    self._tensors[name] = like(tensor.detach().clone(), spread.get(name, tensor))
         self._tensors = {name: self._tensors[name] for name in tensors}
         self._step, self._fingerprint = step, self._of_copy()
 
@@ -68,20 +70,20 @@ class InMemory:
                 did="nothing was restored",
                 remedy="test the memory of this machine",
             )
-        state.load(self._plain, {name: tensor.clone() for name, tensor in self._tensors.items()})
+        state.load(self._plain, {name: local(tensor).clone() for name, tensor in self._tensors.items()})
         return self._step
 
     def _of_copy(self) -> int:
-        return fingerprint_named(self._tensors.items())
+        return fingerprint_named((name, local(tensor)) for name, tensor in self._tensors.items())
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "step": self._step,
-            "fingerprint": self._fingerprint,
-            "plain": self._plain,
-            "tensors": dict(self._tensors),
-        }
+        return {"step": self._step, "plain": self._plain, "tensors": dict(self._tensors)}
 
-    def load_state_dict(self, values: dict[str, Any]) -> None:
-        self._step, self._fingerprint, self._plain = values["step"], values["fingerprint"], values["plain"]
-        self._tensors = {name: tensor.clone() for name, tensor in values["tensors"].items()}
+    def load_state_dict(self, values: dict[str, Any], state: State) -> None:
+        """Take values back; of the whole of something that is a shard in `state`, what lies here is taken."""
+        self._step, self._plain = values["step"], values["plain"]
+        spread, self._tensors = state.spread(without=self._without), {}
+        for name, tensor in values["tensors"].items():
+            held, param = local(tensor), spread.get(name, tensor)
+            self._tensors[name] = like(part_of(held, param).clone(), param)
+        self._fingerprint = self._of_copy()

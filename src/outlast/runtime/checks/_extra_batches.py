@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.runtime.training.engine import Engine
-from outlast.runtime.view.port import ViewPort
+from outlast.runtime.view.port import Bench
 from outlast.tensors import local
 
 __all__ = ["apart", "gradients", "prepare"]
@@ -35,7 +35,7 @@ def apart(engine: Engine, *, paused: bool) -> Iterator[None]:
     engine.loop.write(settings)
 
 
-def prepare(port: ViewPort, engine: Engine, step: int, leaf: int, phase: Phase) -> Any:
+def prepare(port: Bench, engine: Engine, step: int, leaf: int, phase: Phase) -> Any:
     """The microbatch's batch, with everything that its computation starts from; the loop's body is next."""
     port.enter(phase, leaf)
     batch = engine.prepare(step, leaf)
@@ -43,9 +43,11 @@ def prepare(port: ViewPort, engine: Engine, step: int, leaf: int, phase: Phase) 
     return batch
 
 
-def gradients(engine: Engine, loss: Tensor) -> list[Tensor | None]:
-    """Of all parameters, dense; they have none afterwards."""
+def gradients(engine: Engine, loss: Tensor, weight: float = 1.0) -> list[Tensor | None]:
+    """Gradients of the loss for all parameters, dense, None for an unused one; the parameters have none afterwards.
+    `weight`: of the microbatch, where the ranks of a replica add up theirs."""
     params = engine.state.params
+    engine.shards.begin(weight)
     for param in params:
         param.grad = None
     engine.state.scaling.scaled(loss).backward()  # type: ignore[no-untyped-call]

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from outlast.tensors import local
+
 __all__ = ["OperationWatch", "bad_rows", "float_tensors"]
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -140,8 +142,8 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def float_tensors(value: Any) -> Iterator[Tensor]:
-    """Those in nested lists, tuples and dicts."""
-    return (v for v in _flat(value) if isinstance(v, Tensor) and v.is_floating_point())
+    """Those in nested lists, tuples and dicts; of what is spread over ranks the part that lies here."""
+    return (local(v) for v in _flat(value) if isinstance(v, Tensor) and v.is_floating_point())
 
 
 def bad_rows(tensor: Tensor) -> list[int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outlast.runtime.training.state import State
-from outlast.tensors import BLOCK, combine, fingerprint, local
+from outlast.tensors import BLOCK, combine, fingerprint, fingerprint_all, local
 
 __all__ = ["Agreement"]
 
@@ -43,22 +43,24 @@ class Agreement:
         if not self.num_parts:
             return 0, 0
         part = step % self.num_parts
-        return part, combine([value for _, value in self._values(part)])
+        rows = list(self._values(part))
+        return part, fingerprint_all([piece for _, piece, _ in rows], [key for _, _, key in rows])
 
     def rows(self, step: int) -> tuple[tuple[str, int], ...]:
         """One fingerprint for each tensor of the step's part, to name what differs."""
         found: dict[str, int] = {}
-        for name, value in self._values(step % self.num_parts):
-            found[name] = combine([found.get(name, 0), value])
+        for name, piece, key in self._values(step % self.num_parts):
+            found[name] = combine([found.get(name, 0), fingerprint(piece, key)])
         return tuple(found.items())
 
-    def _values(self, part: int) -> Iterator[tuple[str, int]]:
+    def _values(self, part: int) -> Iterator[tuple[str, Tensor, int]]:
+        """(name, values, the key of their fingerprint) of each piece."""
         for index, lo, hi in self._pieces[part]:
             name = self.state.names[index]
             for number, (kind, tensor) in enumerate(self._tensors(index)):
                 flat = tensor.detach().reshape(-1)
                 piece = flat[lo:hi] if flat.numel() == local(self.state.params[index]).numel() else flat
-                yield f"{name}{kind}", fingerprint(piece, (index << 40) + (number << 32) + lo // BLOCK)
+                yield f"{name}{kind}", piece, (index << 40) + (number << 32) + lo // BLOCK
 
     def _tensors(self, index: int) -> Iterator[tuple[str, Tensor]]:
         """The parameter and what optimizers keep for it."""

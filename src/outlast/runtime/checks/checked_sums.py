@@ -34,7 +34,7 @@ def _tested_if_again(port: ViewPort, engine: Engine, checked: CheckedSums, new: 
     before, checked.num_found = checked.num_found, checked.num_found + new
     if checked.num_found < 2 or before.bit_length() == checked.num_found.bit_length():
         return
-    admit_device(True, engine.layout.device, port.env.me)
+    admit_device(True, engine.device, port.env.me)
     note = m.DeviceNoted(
         member=port.env.me,
         device=port.device,

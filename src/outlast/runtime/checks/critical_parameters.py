@@ -20,6 +20,7 @@ from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.state import State
+from outlast.tensors import whole
 
 __all__ = ["critical_of", "watch"]
 
@@ -73,5 +74,5 @@ def _candidates(state: State) -> list[Candidate]:
 
 
 def _candidate(name: str, param: torch.Tensor, kind: Kind) -> Candidate:
-    norm = float(torch.linalg.vector_norm(param.detach().float()))
+    norm = float(torch.linalg.vector_norm(whole(param.detach()).float()))
     return Candidate(name=name, numel=param.numel(), norm=norm, kind=kind)

@@ -2,8 +2,8 @@
 
 Everything that steers training follows from headers and from `GuardState`, which is registered with the training state:
 joiners, checkpoints and fingerprints hold it like anything else. Decisions are `core/policy`'s; who is told of them is
-`verdict_round.py`'s business. A step that is not applied leaves parameters, optimizer, schedules and buffers as they
-were.
+the course's business (`core/protocol/step/verdict.py`). A step that is not applied leaves parameters, optimizer,
+schedules and buffers as they were.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from outlast.core.protocol.step.verdict import PartRows
 from outlast.runtime.checks._activations import Activations
 from outlast.runtime.checks._certified_state import InMemory
 from outlast.runtime.checks._state_rotation import Agreement
+from outlast.runtime.checks.lane_checks import LaneChecks, note_of_ranks, rows_of_ranks
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.step_checks import Meta, Unguarded
 
@@ -52,6 +53,7 @@ class Guarding(Unguarded):
         self.state: GuardState = fresh_state(policy or Guards())
         self.agreement = Agreement(engine.state, policy.agreement if policy else 0)
         self.certified = InMemory(KEY) if policy and policy.certify_every else None
+        self.others = LaneChecks()  # of the replica's other ranks, where this one leads them
         self.activations = Activations(engine.state.model, policy) if policy and policy.collapse != "off" else None
         self._read: tuple[Sequence[Header], GuardEvidence] | None = None
         self.undecided = ""  # said by audits: see GuardEvidence
@@ -66,7 +68,7 @@ class Guarding(Unguarded):
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         self.state = msgspec.convert(values["guards"], GuardState)
         if self.certified is not None and values["certified"] is not None:
-            self.certified.load_state_dict(values["certified"])
+            self.certified.load_state_dict(values["certified"], self.engine.state)
         self.engine.samples.leave_out(self.state.left_out)
 
     # --- before the exchange -------------------------------------------------------------------------------------
@@ -78,13 +80,14 @@ class Guarding(Unguarded):
         if self.activations is not None:
             self.activations.end()
 
-    def note(self, step: int) -> GuardNote:
-        """My part of the header of this step."""
+    def note(self, step: int, others: Sequence[GuardNote] = ()) -> GuardNote:
+        """My part of the header of this step. `others`: what the replica's other ranks would say."""
         full = 0
         if self.certified is not None and self._certifies(step):
             self.engine.restore_buffers()
             full = self.certified.fingerprint(self.engine.state)
-        return GuardNote(full=full, collapsed=self.activations.take() if self.activations is not None else ())
+        mine = GuardNote(full=full, collapsed=self.activations.take() if self.activations is not None else ())
+        return note_of_ranks([mine, *others]) if others else mine
 
     def _certifies(self, step: int) -> bool:
         every = self.policy.certify_every if self.policy is not None else 0
@@ -148,7 +151,11 @@ class Guarding(Unguarded):
 
     def rows(self, step: int) -> PartRows:
         """One fingerprint for each tensor of the step's part of the state, to name what differs."""
-        return self.agreement.rows(step) if self.agreement.num_parts else ()
+        return rows_of_ranks([self.own_rows(step), *self.others.rows(step)]) if self.agreement.num_parts else ()
+
+    def own_rows(self, step: int) -> PartRows:
+        """As `rows`, of this rank's part."""
+        return self.agreement.rows(step)
 
     def rule(self, headers: Sequence[Header], culprits: Sequence[Culprit], part: str) -> Ruling | None:
         """The verdict on the step; None without guards."""

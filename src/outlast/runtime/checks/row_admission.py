@@ -8,9 +8,7 @@ voted on in the step (`core/protocol/step/verdict.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from outlast.core.protocol import StepPlan, View, plan_of, rows_touched
+from outlast.core.protocol import StepPlan, View, plan_of, rows_spoilt
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.step.forming import take_orders
 from outlast.errors import TrainingError, ViewAbandoned
@@ -19,17 +17,22 @@ from outlast.runtime.joining.donor import Donor
 from outlast.runtime.view.courses import Acts, carry_out, seat_of
 from outlast.runtime.view.port import ViewPort
 
-__all__ = ["admit", "wait_for_rows"]
+__all__ = ["admit", "wait_for_more"]
 
 _REST_S = 1.0
 
 
 def admit(port: ViewPort, robust: Robust, view: View, plan: StepPlan) -> None:
-    """After the roll call: may this view's members compute? Raises TrainingError where the policy is to stop."""
+    """After the roll call: may this view's members compute? Raises TrainingError where the policy is to stop. A view
+    that the coordinator holds is not asked about: nothing is computed in it."""
     member = port.member
+    if view.held:
+        with port.lock:
+            member.held_back = True
+        return
     usual = plan_of(view.members, 0, robust.num_leaves, robust.num_rows).leaves
     hosts = member.hosts if port.env.config.fault_domain == "host" else {}
-    rows = _most_of(hosts, (plan.leaves, usual), robust.num_leaves, robust.num_rows)
+    rows = rows_spoilt(hosts, (plan.leaves, usual), robust.num_leaves, robust.num_rows)
     found = robust.settings.admit(rows)
     with port.lock:
         member.held_back = found.action == "wait"
@@ -55,22 +58,9 @@ def admit(port: ViewPort, robust: Robust, view: View, plan: StepPlan) -> None:
         )
 
 
-def _most_of(
-    hosts: Mapping[str, str], plans: Sequence[Mapping[str, Sequence[int]]], num_leaves: int, num_rows: int
-) -> dict[str, int]:
-    """Rows that each host can spoil, in the worse of the plans."""
-    worst: dict[str, int] = {}
-    for leaves in plans:
-        of_host: dict[str, set[int]] = {}
-        for name, own in leaves.items():
-            of_host.setdefault(hosts.get(name, name), set()).update(rows_touched(own, num_leaves, num_rows))
-        for host, rows in of_host.items():
-            worst[host] = max(worst.get(host, 0), len(rows))
-    return worst
-
-
-def wait_for_rows(port: ViewPort, donor: Donor) -> None:
-    """One turn of waiting in a view that is held back: rest, or a round in which all carry out what all have heard."""
+def wait_for_more(port: ViewPort, donor: Donor) -> None:
+    """One turn of waiting in a view that is held back, for its rows or by the coordinator: rest, or a round in which
+    all carry out what all have heard."""
     mesh, member = port.mesh, port.member
     if mesh is None or member.view is None:
         raise ViewAbandoned("the view is closed")

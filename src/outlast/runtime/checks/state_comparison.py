@@ -26,7 +26,7 @@ __all__ = ["REPLAYED", "Comparison", "diverged"]
 REPLAYED = (
     "a replica that joins applies the optimizers' steps and does not run the loop of before: what else changes from "
     "step to step belongs into protect(..., state={...}) or the optimizer's own state (its `state` and `param_groups`, "
-    "not attributes)"
+    "not attributes). What is registered has to change on every replica, and not only where run.is_writer holds"
 )
 """What to do about a replica that is unlike the others and came in by replaying."""
 
@@ -35,9 +35,9 @@ _WHOLE = -1  # in place of a part's number: this is the fingerprint of everythin
 
 
 class Comparison:
-    """Of the states with which a view's members begin its first step; made when the view has formed, with the state as
-    it is between two steps. `moving`: tensors that a step's computation may write, by name. Who writes the others must
-    `wait` first."""
+    """Compares the states with which a view's members begin its first step; made when the view has formed, with the
+    state as it is between two steps. `moving`: tensors that a step's computation may write, by name. Who writes the
+    others must `wait` first."""
 
     def __init__(self, entries: Sequence[RollEntry], state: State, moving: Callable[[str], bool]) -> None:
         self.entries = entries  # of the view's roll

@@ -29,10 +29,17 @@ _SETTLED_S = 3.0  # after a step's end everybody has told it: then it is known w
 
 class Bookkeeping:
     """Writes into the journal what members tell of their steps. `write(kind, **fields)` appends to the journal; within
-    `patience_s` all have told a step; `apart_s`: Unix time less monotonic time."""
+    `patience_s` all have told a step; `apart_s`: Unix time less `clock`'s."""
 
-    def __init__(self, journal: Journal, write: Callable[..., None], patience_s: float, apart_s: float) -> None:
-        self._write, self._apart_s = write, apart_s
+    def __init__(
+        self,
+        journal: Journal,
+        write: Callable[..., None],
+        patience_s: float,
+        apart_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write, self._apart_s, self._clock = write, apart_s, clock
         self._ledger = Ledger(patience_s=patience_s)
         self._losses: dict[int, float] = {}
         self._next_loss = self._told_stable = 0
@@ -54,7 +61,7 @@ class Bookkeeping:
 
     def steps(self, member: str, times: Iterable[StepTime]) -> list[tuple[float, float]]:
         """Take the times of steps; (the commit before it, its commit) of each that is news."""
-        news, now_s = [], time.monotonic()
+        news, now_s = [], self._clock()
         for step in times:
             pairs = self._ledger.take(step, now_s)
             news += pairs
@@ -79,7 +86,7 @@ class Bookkeeping:
     def tell(self, messages: int, *, last: bool = False) -> list[tuple[float, float]]:
         """Write down what is news; at the end also that steps told before have become stable since. As of `steps`, what
         had waited and waits no longer."""
-        settled = self._ledger.settle(time.monotonic(), last=last)
+        settled = self._ledger.settle(self._clock(), last=last)
         spans, beat = self._ledger.drain(), self._beat
         if spans or self._losses or (last and beat.stable > self._told_stable):
             losses, self._losses = sorted(self._losses.items()), {}
@@ -87,7 +94,7 @@ class Bookkeeping:
             for span in spans[:-1]:
                 self._progress(messages, [], span)
             self._progress(messages, losses, spans[-1] if spans else None)
-        now_s = time.monotonic()
+        now_s = self._clock()
         for step in [s for s, (_, found) in self._stalls.items() if last or now_s - found.end_s > _SETTLED_S]:
             self._tell_stall(*self._stalls.pop(step))
         return settled

@@ -44,8 +44,8 @@ class TurnOutcome(NamedTuple):
 
 
 class TurnSeeker:
-    """See the module. `mine`: what to claim, but for the epoch; `may_begin`: this host starts the run, so there may be
-    no claim yet; `alive`: a sign for the launcher."""
+    """Waits for its turn to coordinate, then claims it. `mine`: what to claim, but for the epoch; `run`: the run's
+    number; `may_begin`: this host starts the run, so there may be no claim yet; `alive`: a sign for the launcher."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class TurnSeeker:
         journal: Journal,
         mine: CoordinatorClaim,
         *,
+        run: str,
         may_begin: bool,
         alive: Callable[[], None],
     ) -> None:
@@ -62,7 +63,8 @@ class TurnSeeker:
         self._since = 0
         self._kept_s = -_KEEP_UP_S
         self._epoch = journal.epoch
-        self._place: str = ""
+        self._run = run
+        self._place = ("", 0)  # where the coordinator is, and its epoch
         self._sign: tuple[str, int] = ("", -1)  # of the claim looked at: its token, and the most signs it has given
         self._named_junk = False
         self._unchanged_s = self._looked_s = 0.0  # when the sign was seen first; when it was looked at last
@@ -84,9 +86,9 @@ class TurnSeeker:
         now_s = time.monotonic()
         if seen.claim is not None:
             self._epoch = max(self._epoch, seen.claim.epoch)
-            if self._place != seen.claim.address:
-                keep_place(folder, seen.claim.address)
-                self._place = seen.claim.address
+            if self._place != (seen.claim.address, seen.claim.epoch):
+                self._place = (seen.claim.address, seen.claim.epoch)
+                keep_place(folder, *self._place, self._run)
         if seen.end is not None:
             self._keep_up()
             return TurnOutcome(seen.claim, 0.0, seen.end)
@@ -122,7 +124,7 @@ class TurnSeeker:
         mine = CoordinatorClaim(epoch=self._epoch + 1, token=secrets.token_hex(8), **fields)
         if not self._shared.take(seen, mine, _ASK_S):
             return None
-        keep_place(folder, mine.address)
+        keep_place(folder, mine.address, mine.epoch, self._run)
         while True:
             with contextlib.suppress(Unreachable):
                 self._keep_up()
@@ -163,10 +165,11 @@ def await_turn(environ: Mapping[str, str], journal: Journal, config: RunConfig, 
     if config.record == "sqlite":
         return MyTurn(told, began_s)
     access, secret = access_of(config.record, environ), bytes.fromhex(environ["OUTLAST_SECRET"])
-    shared = journal.sharing(access, environ["OUTLAST_RUN"], secret, config.record_lease_s)
+    run, may_begin = environ["OUTLAST_RUN"], "OUTLAST_HEIR" not in environ
+    shared = journal.sharing(access, run, secret, config.record_lease_s)
     seat, host = environ["OUTLAST_SEAT"], environ.get("OUTLAST_HOST", socket.gethostname())
     mine = CoordinatorClaim(epoch=0, token="", seat=seat, host=host, address=environ["OUTLAST_COORDINATOR"])
-    candidate = TurnSeeker(shared, journal, mine, may_begin="OUTLAST_HEIR" not in environ, alive=alive)
+    candidate = TurnSeeker(shared, journal, mine, run=run, may_begin=may_begin, alive=alive)
     outcome = candidate.wait(Path(environ["OUTLAST_RUN_DIR"]))
     if outcome.exit_code is not None:
         shared.close()

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 
 from outlast.config import RunConfig
+from outlast.core.policy import VacancyPolicy
 from outlast.core.protocol import Settings
 from outlast.runtime.coordinator._alarm_memory import agents_of_note, taught
 
@@ -27,6 +28,8 @@ def settings_of(config: RunConfig, environ: Mapping[str, str]) -> Settings:
         outside_s=config.outside_s,
         max_restarts=config.max_restarts,
         backoff_s=config.restart_backoff_s,
+        vacancies=VacancyPolicy(kind=config.on_vacancy, patience_s=config.vacancy_wait_s, price=config.price),
+        min_replicas=config.min_replicas,
         on_alarm=config.on_alarm,
         by_speed=config.ranks == 1,
         alarm_kinds=taught(environ),

@@ -25,12 +25,13 @@ from outlast.core.protocol.fleet.roster import host_named_in
 from outlast.runtime.transport.frames import Heartbeat
 from outlast.runtime.transport.handshake import PeerClaim
 
-__all__ = ["Hosts", "briefing", "last_heard_of", "of_another_run"]
+__all__ = ["CUT_OFF", "Hosts", "briefing", "last_heard_of", "of_another_run"]
 
 _ENDED_S = 0.5  # for an agent that lives to connect anew, when its connection and those of its replicas have ended
 _RETURN_S = 2.0  # at least, for a host that lives to turn to a coordinator that has taken over
 _WANTED_S = 5.0  # for so long somebody's word counts that he waits for a replica there
 _ALIVE_S = 1.0  # several beats of an agent that has joined
+CUT_OFF = 12  # times the silence of a host for whom nobody waits: for so long nobody's silence is this process's own
 _ABSENT_S = 1.0  # a pause between two looks above this was this process's own: nobody was silent in it
 _BUSY_S = 0.25  # what is above this is not charged to those who have yet to return
 _SAMPLES = 64  # of a clock
@@ -44,7 +45,8 @@ _TIMES: dict[type, tuple[str, ...]] = {
 @dataclass(slots=True)
 class _Known:
     said: hm.HostHere
-    heard_s: float
+    heard_s: float  # or excused until then
+    spoke_s: float  # its last word; no earlier than my own last absence
     gaps: Durations = field(default_factory=Durations)
     wanted_s: float = -math.inf  # when somebody said last that he waits
     connected: set[str] = field(default_factory=set)  # the agent and its members, as far as they are
@@ -73,23 +75,26 @@ class Hosts:
         self._known: dict[str, _Known] = {}
         self._clocks: dict[str, deque[float]] = {}  # place -> here less there, and what the way took
         self._looked_s = math.nan
+        self._cut_off = False
+        self._cut_off_at_s = math.inf  # the last word before it
 
     # --- who is there --------------------------------------------------------------------------------------------
     def recall(self, said: hm.HostHere, now_s: float) -> None:
         """A host that an earlier coordinator had; from now on it may be silent."""
-        self._known[said.agent] = _Known(said, now_s, connected={said.agent}, recalled=True)
+        self._known[said.agent] = _Known(said, now_s, now_s, connected={said.agent}, recalled=True)
 
     def opened(self, now_s: float) -> None:
         """Who was recalled can be heard from now on only."""
         for known in self._known.values():
             if known.recalled:
-                known.heard_s = now_s
+                known.heard_s = known.spoke_s = now_s
 
     def take(self, said: hm.HostHere, now_s: float) -> tuple[hm.HostSilent | None, tuple[str, str] | None]:
         """A host says that it is there: (an earlier process of it that is thereby over, why it is not taken)."""
         mine = self._known.get(said.agent)
         if mine is not None:
             mine.said, mine.silent, mine.heard_s = said, False, max(mine.heard_s, now_s)
+            mine.spoke_s = mine.heard_s
             mine.connected.add(said.agent)
             mine.recalled = False
             return None, None
@@ -104,7 +109,8 @@ class Hosts:
             where = f"process {twin.said.pid} at {twin.said.address or 'this machine'}"
             reason = f"a host of the name {said.host} is already here ({where})"
             return None, (reason, "give this one another name with --host, or end the other agent")
-        others = {k.said.host for k in self._known.values() if not k.silent} - {said.host} - self._own
+        there = [k for k in self._known.values() if not k.silent and now_s - k.spoke_s <= self._unmissed_s]
+        others = {k.said.host for k in there} - {said.host} - self._own
         if not launched and len(others) >= self._most - len(self._own):
             return None, (f"the run has its {self._most} hosts", "start it with a larger --nnodes MIN:MAX")
         over = None
@@ -112,7 +118,7 @@ class Hosts:
             twin.silent = True
             why = f"host {said.host} has come anew"
             over = hm.HostSilent(agent=before, for_s=now_s - twin.heard_s, why=why)
-        self._known[said.agent] = _Known(said, now_s, connected={said.agent})
+        self._known[said.agent] = _Known(said, now_s, now_s, connected={said.agent})
         self._sample(self._known[said.agent], said.sent_s, now_s)
         return over, None
 
@@ -135,7 +141,7 @@ class Hosts:
             return message
         if name in self._known and name in known.connected and not known.silent:
             known.gaps.observe(now_s - known.heard_s)
-        known.heard_s = max(known.heard_s, now_s)
+        known.heard_s = known.spoke_s = max(known.heard_s, now_s)
         known.connected.add(name)
         known.recalled = False
         if isinstance(message, m.Stalled | hm.Awaited):
@@ -156,24 +162,40 @@ class Hosts:
             if known is not None:
                 known.wanted_s = now_s
 
-    def look(self, now_s: float) -> list[hm.HostSilent]:
-        """Hosts that nobody should wait for any more, each once. Call it several times a second."""
+    def look(self, now_s: float, awaited: Iterable[str] = ()) -> list[hm.HostSilent]:
+        """Hosts that nobody should wait for any more, each once. `awaited`: members for whose word the coordinator
+        itself holds up the others. Call it several times a second."""
+        self._wanted(awaited, now_s)
         pause_s = now_s - self._looked_s
-        absent, self._looked_s = not pause_s < _ABSENT_S, now_s
+        was_cut_off, self._cut_off = self._cut_off, self._nobody_is_heard(now_s)
+        if self._cut_off and not was_cut_off:
+            self._cut_off_at_s = max(known.spoke_s for known in self._known.values() if not known.silent)
+        absent, back = not pause_s < _ABSENT_S, was_cut_off and not self._cut_off
+        self._looked_s = now_s
         found = []
-        for agent, known in self._known.items():
+        for known in self._known.values():
             if absent:
+                known.heard_s = known.spoke_s = max(known.heard_s, now_s)
+            elif back and known.spoke_s > self._cut_off_at_s - _ALIVE_S:  # who fell silent before has no excuse
                 known.heard_s = max(known.heard_s, now_s)
             elif known.recalled:
                 known.heard_s = min(known.heard_s + max(0.0, pause_s - _BUSY_S), now_s)
+        cut_off_s = self._unmissed_s * CUT_OFF if self._cut_off else 0.0
+        for agent, known in self._known.items():
             limit_s, why = self._limit(known, now_s)
             for_s = now_s - known.heard_s
-            if not known.silent and for_s > limit_s:
+            if not known.silent and for_s > max(limit_s, cut_off_s if known.connected else 0.0):
                 known.silent = True
                 left = known.said.slots < 0 and not known.connected
                 why = "it has left, as it was asked to" if left else f"silent for {for_s:.2f} s{why}"
                 found.append(hm.HostSilent(agent=agent, for_s=for_s, why=why))
         return found
+
+    def _nobody_is_heard(self, now_s: float) -> bool:
+        """Whether all hosts, several, are silent: then it is this process that is cut off. Their members train on, and
+        would be ended for it when the path is back."""
+        there = [known.heard_s for known in self._known.values() if not known.silent]
+        return len(there) > 1 and now_s - max(there) > _ALIVE_S
 
     def _limit(self, known: _Known, now_s: float) -> tuple[float, str]:
         if not known.connected:

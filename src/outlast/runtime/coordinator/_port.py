@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,15 +21,18 @@ from outlast.errors import WireRefusal
 from outlast.runtime.coordinator._caller_stream import CallerStream
 from outlast.runtime.coordinator._hosts import of_another_run
 from outlast.runtime.coordinator._refusals import Refusals
+from outlast.runtime.coordinator._tls_transport import streams_over
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.frames import COORDINATOR, frame
 from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.seal import Keys
+from outlast.runtime.transport.tls import Tls
 
 __all__ = ["Port", "SentAway"]
 
 _LAST_WORD_S = 2.0  # for somebody who is sent away to hear why
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}  # for hosts that are gone
+_KEEPALIVE = {socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}  # for hosts that are gone
+_LONGEST_S = 32767  # that a connection may be idle for; the kernel's own bound
 
 
 class SentAway(Exception):
@@ -40,7 +44,8 @@ class SentAway(Exception):
 
 class Port:
     """`receive(role, name, body)` takes a frame; `hung_up(name)` hears of a connection's end; `unsound(error)` hears
-    what taking a frame raised, if it was not about the connection. `writers`: the newest connection of each name."""
+    what taking a frame raised, if it was not about the connection. `idle_s`: for so long a path may carry nothing and
+    its connections do not end. `writers`: the newest connection of each name."""
 
     def __init__(
         self,
@@ -52,16 +57,19 @@ class Port:
         receive: Callable[[str, str, bytes], None],
         hung_up: Callable[[str], None],
         unsound: Callable[[BaseException | None], None],
+        idle_s: float,
     ) -> None:
         self._secret, self._run, self._epoch, self._refusals = secret, run, epoch, refusals
         self._receive, self._hung_up, self._unsound = receive, hung_up, unsound
+        self._keepalive = {socket.TCP_KEEPIDLE: min(math.ceil(idle_s) + 1, _LONGEST_S), **_KEEPALIVE}
         self.writers: dict[str, CallerStream] = {}
         self.door: Door | None = None
+        self.tls: Tls | None = None
         self._conversations: set[asyncio.Task[None]] = set()
 
-    def open(self, sock: socket.socket) -> None:
-        """Let callers in at this listening socket."""
-        self.door = Door(sock, self._secret, COORDINATOR, self._admit, self._refuse)
+    def open(self, sock: socket.socket, tls: Tls | None = None) -> None:
+        """Let callers in at this listening socket; with `tls` by that alone."""
+        self.tls, self.door = tls, Door(sock, self._secret, COORDINATOR, self._admit, self._refuse, tls)
         asyncio.get_running_loop().add_reader(self.door.fileno(), self.door.turn)
 
     def turn(self) -> None:
@@ -118,13 +126,21 @@ class Port:
         self._conversations.discard(task)
         self._unsound(None if task.cancelled() else task.exception())
 
-    async def _serve(self, sock: socket.socket, claim: PeerClaim, keys: Keys) -> None:
-        """A proved connection, to its end."""
+    async def _taken(self, sock: socket.socket, keys: Keys) -> CallerStream:
+        """OSError."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE.items():
+        for option, value in self._keepalive.items():
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        writer = CallerStream(*await asyncio.open_connection(sock=sock), keys)
+        return CallerStream(*await streams_over(sock), keys)
+
+    async def _serve(self, sock: socket.socket, claim: PeerClaim, keys: Keys) -> None:
+        """A proved connection, to its end."""
+        try:
+            writer = await self._taken(sock, keys)
+        except OSError:  # the system has no room for it just now: who called calls again
+            sock.close()
+            return
         if (stranger := of_another_run(self._run, self._epoch, claim)) is not None:
             self._refusals.add("the coordinator's port", "of another run", claim.name)
             await _send_away(writer, stranger)

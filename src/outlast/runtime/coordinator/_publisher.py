@@ -1,7 +1,8 @@
 """Publishing, tidying and draining on threads, for the process that may publish. No torch.
 
 Role: the store's side of `_saves.py`: one thread publishes and prunes, in order; another copies the newest generation
-to the farther place each time it is free. Says what happened through `said`, from its threads. Decides nothing.
+to the farther place each time it is free. Says what happened through `said`, from its threads. Work that waited while
+another coordinator may have followed this one changes nothing in the store. Decides nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -23,14 +25,18 @@ from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 from outlast.runtime.settings.save_settings import SaveSettings
 
-__all__ = ["Archive"]
+__all__ = ["Archive", "Unheld"]
 
 _LOOK_BACK = 16
 
 
+class Unheld(Exception):
+    """This coordinator's claim is not confirmed just now, so the store is left as it is."""
+
+
 class Archive:
-    """Publishes whole saves where the run keeps its checkpoints. `extra`: what each head says besides. Raises
-    ConfigError for a place of no known kind."""
+    """Publishes whole saves where the run keeps its checkpoints. `extra`: what each head says besides; `held`: whether
+    nobody can have followed this coordinator. Raises ConfigError for a place of no known kind."""
 
     def __init__(
         self,
@@ -39,11 +45,13 @@ class Archive:
         said: Callable[[str, dict[str, Any]], None],
         probe: Callable[[Phase, int], None],
         extra: dict[str, str],
+        held: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = open_store(settings.target)
         far = open_store(settings.drain_to) if settings.drain_to else None
         self._retention = Retention(keep_last=settings.keep_last, keep_every=settings.keep_every)
-        self._run, self._said, self._probe, self._extra = run, said, probe, extra
+        self._run, self._said, self._probe, self._extra, self._held = run, said, probe, extra, held
+        self._waiting: deque[tuple[str, Callable[[], None]]] = deque()
         self._neighbours = Neighbours(self._store, run)
         self.url = self._store.url
         self.publisher = Threads(1, "outlast-publish", limit_s=settings.timeout_s)
@@ -68,10 +76,17 @@ class Archive:
         return max((head.view[0] for head in heads(self._store, newest=_LOOK_BACK)[0]), default=0)
 
     def publish(self, save: SaveId, reports: Sequence[PartReport], *, certified: bool) -> int:
-        """The generation's number. Raises what `checkpoint.publish` does."""
+        """The generation's number. Raises what `checkpoint.publish` does, and Unheld."""
         self._probe(Phase.PUBLISH_BEGAN, save.step)
         number = publish(
-            self._store, save, reports, created_s=time.time(), run=self._run, certified=certified, extra=self._extra
+            self._store,
+            save,
+            reports,
+            created_s=time.time(),
+            run=self._run,
+            certified=certified,
+            extra=self._extra,
+            before=self._check_held,
         )
         other = self._neighbours.after(number)
         if other:
@@ -89,16 +104,27 @@ class Archive:
 
     def tidy(self, generation: int, protected: Collection[int]) -> None:
         """After `generation` was published: prune, and copy it on."""
-        self.publisher.submit(self._quietly, "prune", lambda: self._prune(protected))
+        self.publisher.submit(self._quietly, "prune", lambda: self._prune(protected), later=False)
         if self._drainer is not None:
             self._drainer.begin(generation)
 
-    def _quietly(self, what: str, work: Callable[[], None]) -> None:
-        """The generation stands whatever becomes of this."""
+    def _quietly(self, what: str, work: Callable[[], None], *, later: bool = True) -> None:
+        """The generation stands whatever becomes of this. What may not be done now is done first thing once it may, if
+        `later`. On the publisher's thread."""
+        if later and not self._held():
+            self._waiting.append((what, work))
+            return
+        while self._waiting and self._held():
+            self._quietly(*self._waiting.popleft())
         try:
+            self._check_held()
             work()
-        except (OSError, CheckpointError) as error:
+        except (OSError, CheckpointError, Unheld) as error:
             self._said("checkpoint_pruned", {"generations": [], "freed_bytes": 0, "note": f"{what}: {error}"})
+
+    def _check_held(self) -> None:
+        if not self._held():
+            raise Unheld("another coordinator may have followed this one; nothing was changed")
 
     def _prune(self, protected: Collection[int]) -> None:
         done = prune(self._store, self._retention, protected=protected, known=self._known)
@@ -108,7 +134,7 @@ class Archive:
 
     def make_room(self, protected: Collection[int]) -> None:
         """A writer finds no room: older generations go at once, and fewer are kept from here on."""
-        self.publisher.submit(self._quietly, "prune", lambda: self._make_room(protected))
+        self.publisher.submit(self._quietly, "prune", lambda: self._make_room(protected), later=False)
 
     def _make_room(self, protected: Collection[int]) -> None:
         before, self._retention = self._retention, fewer(self._retention, len(self._store.generations()))

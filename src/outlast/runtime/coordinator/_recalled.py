@@ -27,7 +27,7 @@ def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], L
     story = [entry.event for entry in journal.events(kinds=kinds)]
     told = {e.replica for e in story if isinstance(e, events.Recovery)}
     faults = [
-        ReportedFault(e.cause, e.replica, e.noticed_by, 0.0, 0.0, e.detail, step=e.step)
+        ReportedFault(e.cause, e.replica, e.noticed_by, e.at_s - apart_s, 0.0, e.detail, step=e.step)
         for e in story
         if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
     ]

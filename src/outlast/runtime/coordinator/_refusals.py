@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outlast.runtime.transport.seal import FORGED
+from outlast.runtime.transport.tls_socket import about_certificates
 
 __all__ = ["Refusals"]
 
@@ -38,5 +39,6 @@ class Refusals:
     def _tell(self, key: tuple[str, str]) -> None:
         count = self._told[key] = self._counts[key]
         place, reason = key
-        stranger = bool(place) and reason != FORGED  # whose frames have codes has proved who it is
+        known = reason == FORGED or about_certificates(reason)  # whose frames have codes has proved who it is
+        stranger = bool(place) and not known
         self._write("refused", place=place, reason=reason, peer=self._first[key], count=count, stranger=stranger)

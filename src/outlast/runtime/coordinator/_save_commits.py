@@ -24,7 +24,7 @@ from outlast.core.protocol import Coordinator, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves import commit as cm
 from outlast.journal import Journal
-from outlast.runtime.coordinator._publisher import Archive
+from outlast.runtime.coordinator._publisher import Archive, Unheld
 from outlast.runtime.settings.save_settings import TIMEOUT_S, SaveSettings
 from outlast.runtime.transport import save_messages as wire
 
@@ -85,11 +85,13 @@ class SaveCommits:
         self._record = RunRecord(min_s=config.checkpoint_min_s, num_replicas=config.replicas)
         for entry in journal.events():  # an earlier coordinator's
             self._record.take(entry.event)
+        coordinator.shortage.replacements = self._record.replacements()
         self._chooses = False  # when to save is left to outlast
         self._asked_s = -math.inf
         self._shown_s = math.nan
         self._timer: asyncio.TimerHandle | None = None
         self._stops = False  # the run was asked to stop: its last save is asked for
+        self._own: m.Stop | None = None  # the run stops by itself
         self._going: set[str] = set()  # members that were asked to leave
         self._after: list[tuple[int, m.Stop | m.Leaving]] = []  # (number of the request, what goes on when it is met)
         self._go_on: Callable[[Any], None] = lambda message: None
@@ -199,12 +201,15 @@ class SaveCommits:
                 self._loop.call_later(_UNHELD_S, self._publish, action)
             return
         publish = lambda: archive.publish(action.save, action.reports, certified=action.certified)  # noqa: E731
-        self._later(archive.publisher, publish, lambda done: self._published(action.save, done))
-        self._loop.call_later(self._timeout_s, self._unanswered, action.save)
+        late = self._loop.call_later(self._timeout_s, self._unanswered, action.save)
+        self._later(archive.publisher, publish, lambda done: self._published(action, done, late))
 
-    def _published(self, save: cm.SaveId, done: concurrent.futures.Future[int]) -> None:
-        error = done.exception()
-        if error is not None:
+    def _published(self, action: cm.Publish, done: concurrent.futures.Future[int], late: asyncio.TimerHandle) -> None:
+        late.cancel()
+        error, save = done.exception(), action.save
+        if isinstance(error, Unheld):
+            self._publish(action)  # as soon as the claim is confirmed again
+        elif error is not None:
             self._feed(cm.PublishFailed(save=save, reason=f"{type(error).__name__}: {error}"))
             mine = self._journal.held and self._journal.epoch == self._epoch
             if self.archive is not None and mine:  # else a newer one may publish them
@@ -220,7 +225,8 @@ class SaveCommits:
 
     @property
     def _overdue_s(self) -> float:
-        """Of the whole save, which may take long and be well: its writers' own watch is over their silence."""
+        """Seconds after which a save is given up as a whole; it may take long and be well, for its writers' own watch
+        is over their silence."""
         return max(_OVERDUE_S, _OVERDUE * self._timeout_s)
 
     @property
@@ -229,6 +235,7 @@ class SaveCommits:
 
     def _announce(self, action: cm.Announce) -> None:
         self._settle(self._everyone(), action.save, action.generation, "")
+        self._loop.call_soon(self._handle, m.SavePublished(step=action.save.step))
         archive, costs = self.archive, list(self._costs.pop(action.save, {}).values())
         if (action.save.view, action.save.step) in self._told or archive is None:
             return
@@ -271,6 +278,8 @@ class SaveCommits:
         self._write("checkpoint_failed", step=action.save.step, cause=action.cause, reason=action.reason, url=url)
         if action.cause == "view_changed":
             self.ask(f"the save of step {action.save.step} was lost with its view")
+        elif self._own is not None:  # it was tried: another is not waited for as long
+            self._loop.call_later(self._stop_save_s, self._tried, self._own)
 
     def _settle(self, names: Iterable[str], save: cm.SaveId, generation: int | None, reason: str) -> None:
         self._tell(names, wire.SaveSettled(epoch=self._epoch, save=save, generation=generation, reason=reason))
@@ -298,6 +307,11 @@ class SaveCommits:
         """However often its save was asked for."""
         self._release(max((asked for asked, held in self._after if held == message), default=0))
 
+    def _tried(self, message: m.Stop) -> None:
+        """A save came to nothing a while ago. The stop goes on, unless another is under way."""
+        if not self._commit.pending:
+            self._time_is_up(message)
+
     def _release(self, number: int) -> None:
         """The request of this number is met, and all before it, or its time is up."""
         met = [message for asked, message in self._after if asked <= number]
@@ -306,6 +320,16 @@ class SaveCommits:
             self._go_on(stop)
         if going := tuple(message.member for message in met if isinstance(message, m.Leaving)):
             self._go_on(m.Departing(members=going))
+        self._tell_awaited()
+
+    def _tell_awaited(self) -> None:
+        """Who waits for lost replicas makes no step: not while a stop, or the departure of all, waits for its save."""
+        c, going = self._coordinator, self._going
+        all_go = c.view is not None and going.issuperset(c.roster.alive(c.view.members))
+        awaited = bool(self._after) and (self._stops or all_go)
+        may_wait = c.settings.vacancies.kind != "shrink" or c.settings.min_replicas > 1
+        if may_wait and awaited != c.shortage.saving:
+            self._handle(m.SaveAwaited(waits=awaited))
 
     def _write_said(self, name: str, event: Any) -> None:
         fields = msgspec.structs.asdict(event)

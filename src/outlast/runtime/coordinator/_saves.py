@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from outlast.core import events as ev
 from outlast.core.protocol import ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves import commit as cm
-from outlast.errors import Unsaved
+from outlast.errors import MembershipError, Unsaved
 from outlast.runtime.coordinator._publisher import Archive
 from outlast.runtime.coordinator._save_commits import SaveCommits
 from outlast.runtime.settings.head_settings import recorded
@@ -30,9 +30,11 @@ from outlast.runtime.transport import save_messages as wire
 __all__ = ["Keeper"]
 
 _AGAIN_S = 30.0  # between two tries to open a store that refuses
+_SEVERAL = 4  # times as long as a step and its save have taken: the limit of a stop that nobody asked for
 _CHANGED = 0.2  # an interval that differs by less is no news
 _DEATHS = (ev.FleetGone, ev.ReplicaExited)
 _COUNTING = (*_DEATHS, ev.JoinerCaughtUp, ev.ProgressMade, ev.AgentStarted)  # of how many spares are worth holding
+_REPLACING = (ev.JoinerCaughtUp, ev.ViewFormed, ev.CheckpointSaved)  # of what a replacement takes
 _TELLING = (*_DEATHS, ev.ProgressMade, ev.CheckpointSaved, ev.CheckpointFailed, ev.ViewFormed)  # of when to save next
 
 
@@ -53,9 +55,14 @@ class Keeper(SaveCommits):
         self._view = view.id
         self._arm()
         self._loop.call_soon(self._no_longer_early)
+        self._loop.call_soon(self._tell_awaited)
         number = (self._base + view.id.epoch, view.id.n)
         self._feed(
-            cm.ViewChanged(view=number, writers=tuple(range(len(view.members) * self._config.ranks)), begins=view.start)
+            cm.ViewChanged(
+                view=number,
+                writers=tuple(range(len(view.members) * self._config.ranks)),
+                begins=view.start or view.saved > 0,
+            )
         )
         early, self._early = self._early, []
         for name, message in early:
@@ -64,7 +71,7 @@ class Keeper(SaveCommits):
     def _open(self) -> None:
         assert self.settings is not None
         extra = recorded(self._config, self.settings, self._coordinator.facts)
-        archive = Archive(self.settings, self._run, self._said, self._probe, extra)
+        archive = Archive(self.settings, self._run, self._said, self._probe, extra, lambda: self._journal.held)
         late = self._loop.call_later(self._timeout_s, self._not_opened, archive.url)
         self._later(self._opening, archive.newest_epoch, lambda done: self._opened(archive, done, late))
 
@@ -110,6 +117,26 @@ class Keeper(SaveCommits):
         url = self.archive.url if self.archive is not None else self.settings.target
         return str(Unsaved.of(steps, newest, url, self._why))
 
+    def with_unsaved(self, actions: Sequence[m.Action]) -> Sequence[m.Action]:
+        """Where the run ends now, and its last steps are in no checkpoint: have the record, the agents and the journal
+        say so alike."""
+        ends = [action for action in actions if isinstance(action, m.Finish)]
+        if not ends or ends[0].outcome != "finished" or ends[0].exit_code or not (why := self.unsaved(ends[0].steps)):
+            return actions
+        code: dict[str, Any] = {"exit_code": Unsaved.exit_code}
+        said = code | {"detail": why}
+
+        def ended(action: m.Action) -> m.Action:
+            if isinstance(action, m.Finish):
+                return msgspec.structs.replace(action, **said)
+            if isinstance(action, m.Persist) and action.record.outcome:
+                return msgspec.structs.replace(action, record=msgspec.structs.replace(action.record, **said))
+            if isinstance(action, m.Tell) and isinstance(action.message, m.Stop):
+                return msgspec.structs.replace(action, message=msgspec.structs.replace(action.message, **code))
+            return action
+
+        return [ended(action) for action in actions]
+
     # --- when ----------------------------------------------------------------------------------------------------
 
     def wanted(self, reason: str) -> None:
@@ -143,7 +170,8 @@ class Keeper(SaveCommits):
         self._write("checkpoint_interval", interval_s=0.0, mtbr_s=0.0, reason=f"now: {who}")
         self._go_on = go_on
         self._hold(message)
-        self._loop.call_later(self._stop_save_s, self._time_is_up, message)
+        self._tell_awaited()
+        self._loop.call_later(self._limit_s(message), self._time_is_up, message)
         return True
 
     def returned(self, hello: m.Hello, go_on: Callable[[Any], None]) -> m.Hello:
@@ -163,7 +191,7 @@ class Keeper(SaveCommits):
         if known and message not in self._hasty:
             self._go_on = go_on
             self._hasty.append(message)
-            self._loop.call_later(self._stop_save_s, self._no_longer_early, True)
+            self._loop.call_later(self._limit_s(message), self._no_longer_early, True)
         return known
 
     def _no_longer_early(self, at_last: bool = False) -> None:
@@ -178,6 +206,10 @@ class Keeper(SaveCommits):
         self._record.take(event)
         if self._config.spares == "auto" and isinstance(event, _COUNTING):
             self._loop.call_soon(self._weigh_spares)  # not in the middle of what the machine is doing
+        if isinstance(event, _REPLACING) and self._coordinator.settings.vacancies.kind != "shrink":
+            self._loop.call_soon(self._believe)
+        if isinstance(event, ev.VacancyDecided) and event.action == "stop":
+            self._loop.call_soon(self._stop, f"too few replicas: {event.reason}")
         if isinstance(event, ev.StateCertified):
             self._feed(cm.Certified(step=event.step))
         if isinstance(event, ev.AlarmWeighed) and event.action == "save" and not event.told_only:
@@ -192,6 +224,34 @@ class Keeper(SaveCommits):
         number = int(self._record.spares(self._now()).spares)
         if self._record.begun and number != self._coordinator.settings.num_spares:
             self._handle(m.SparesWorth(number=number, reason=self._record.spares_reason()))
+
+    def _believe(self) -> None:
+        """Tell the machine what the record says of replacements, where that is news."""
+        found = self._record.replacements()
+        if found != self._coordinator.shortage.replacements:
+            self._handle(
+                m.ReplacementsBelieved(
+                    expected_s=found.expected_s, reshape_s=found.reshape_s, restart_s=found.restart_s
+                )
+            )
+
+    def _stop(self, reason: str) -> None:
+        """The run stops by itself, after a save."""
+        self._own = m.Stop(reason=reason, exit_code=MembershipError.exit_code)
+        if not self.before(self._own, self._handle):
+            self._handle(self._own)
+
+    def _limit_s(self, message: m.Stop | m.Leaving) -> float:
+        """How long the save before it may take. Who asks for a stop kills soon; where the run stops by itself nobody
+        does, and its save may take what steps and saves took so far, several times over: the first step of a new view
+        is seldom the one that all can save, and those that are left have the work of all."""
+        if message != self._own:
+            return self._stop_save_s
+        c, record = self._coordinator, self._record
+        left = len(c.roster.alive(c.view.members)) if c.view is not None else 0
+        step_s = record.step_s * c.settings.num_replicas / max(1, left)
+        unseen_s = 0.0 if record.durable_s else self._timeout_s  # of a save, as long as its writers give a sign of life
+        return max(self._stop_save_s, _SEVERAL * (step_s + record.durable_s) + unseen_s)
 
     def _arm(self) -> None:
         """Decide again when the next save is due."""

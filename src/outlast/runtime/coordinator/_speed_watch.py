@@ -22,7 +22,8 @@ _MOST = 0.9  # of the window: words come a little early, too
 
 
 class SpeedWatch:
-    """See the module. `window_s`: the least time between two figures of a member; 0: nothing is told."""
+    """Measures seconds a microbatch of each member, and tells of them once a window. `window_s`: the least time between
+    two figures of a member; 0: nothing is told."""
 
     def __init__(self, window_s: float, tell: Callable[[hm.SpeedsMeasured], None]) -> None:
         self._window_s, self._tell = window_s, tell

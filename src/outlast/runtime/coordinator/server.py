@@ -11,8 +11,7 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,24 @@ import msgspec
 from outlast.config import RunConfig, decoded
 from outlast.core import events
 from outlast.core.phases import Phase
-from outlast.core.protocol import Coordinator, StepTime, ViewId
+from outlast.core.protocol import Coordinator, StepTime
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol import operator_messages as om
-from outlast.errors import Unsaved
 from outlast.journal import Journal
+from outlast.runtime.coordinator._absent_members import begin_calls
 from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
 from outlast.runtime.coordinator._election import await_turn
 from outlast.runtime.coordinator._fleet_settings import settings_of
-from outlast.runtime.coordinator._hosts import Hosts, briefing, last_heard_of
+from outlast.runtime.coordinator._hosts import CUT_OFF, Hosts, briefing
 from outlast.runtime.coordinator._link_watch import LinkWatch
 from outlast.runtime.coordinator._port import Port, SentAway
 from outlast.runtime.coordinator._recalled import take_over
 from outlast.runtime.coordinator._refusals import Refusals
 from outlast.runtime.coordinator._saves import Keeper
 from outlast.runtime.coordinator._speed_watch import SpeedWatch
+from outlast.runtime.coordinator._told_once import ToldOnce
 from outlast.runtime.host.silence import BEAT_S
 from outlast.runtime.settings.fault_points import Probe
 from outlast.runtime.transport import save_messages as saving
@@ -45,6 +45,7 @@ from outlast.runtime.transport.endpoints import place_here
 from outlast.runtime.transport.frames import Heartbeat, HeartbeatReply, frame
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
+from outlast.runtime.transport.tls import tls_of
 
 __all__ = ["Server", "main"]
 
@@ -66,65 +67,69 @@ _FAREWELL_S = 1.5  # members come back within a second
 
 
 class Server:
-    """Serves one run as its coordinator. `finished` resolves to the exit code."""
+    """Serves one run as its coordinator. `finished` resolves to the exit code. The running loop's clock is its own;
+    `began_s`: Unix time less that clock's; `open_port`: what makes its port."""
 
-    def __init__(self, journal: Journal, config: RunConfig, secret: bytes, progress: Progress, began_s: float) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        config: RunConfig,
+        secret: bytes,
+        progress: Progress,
+        began_s: float,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        open_port: Callable[..., Port] = Port,
+    ) -> None:
+        self._loop, self._environ = asyncio.get_running_loop(), environ
         self.journal, self.progress = journal, progress
         self.epoch = journal.claim("coordinator")
-        self.probe = Probe(f"coordinator.{self.epoch}", os.environ.get("OUTLAST_FAULTS"))
+        self.probe = Probe(f"coordinator.{self.epoch}", environ.get("OUTLAST_FAULTS"))
         stored = journal.get(saving.COORDINATOR_RECORD)
         record = msgspec.msgpack.decode(stored, type=m.FleetRecord) if stored else None
-        self.coordinator = Coordinator(settings_of(config, os.environ), self.epoch, record)
-        self._began_s, self.run = began_s, os.environ.get("OUTLAST_RUN", "")
+        self.coordinator = Coordinator(settings_of(config, environ), self.epoch, record)
+        self._began_s, self.run = began_s, environ.get("OUTLAST_RUN", "")
         take_over(self.coordinator, journal, self._began_s)
         self.keeper = Keeper(
             journal, self.coordinator, run=self.run, config=config, write=self.write,
             tell=self.send, probe=self.probe, now=self.now_s, handle=self.handle,
         )  # fmt: skip
-        self.finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.finished: asyncio.Future[int] = self._loop.create_future()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stored = stored
-        self._agent_pids: dict[str, int] = {}
-        own = list(filter(None, os.environ.get("OUTLAST_OWN_HOSTS", "").split(","))) if config.agents else []
+        own = list(filter(None, environ.get("OUTLAST_OWN_HOSTS", "").split(","))) if config.agents else []
         self.hosts = Hosts(
             config.most_agents, config.stall_floor_s, config.host_silence_s, place_here(), self._agent_of, own
         )
         self.refusals, self.links = Refusals(self.write), LinkWatch(self._agent_of, self.handle)
         self.speeds = SpeedWatch(config.speed_window_s, self.handle)
-        self.port = Port(
+        self.port = open_port(
             secret, self.run, self.epoch, self.refusals, receive=self._receive, hung_up=self.hosts.hung_up,
-            unsound=self.unsound,
+            unsound=self.unsound, idle_s=CUT_OFF * config.host_silence_s,
         )  # fmt: skip
         self._beats: dict[str, Heartbeat] = {}
-        self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s, self._began_s)
-        self._certified = 0  # the newest state that was written down as certified
-        self._formed: ViewId | None = None
-        self._started_s = self._sign_s = time.monotonic()
+        self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s, self._began_s, self._loop.time)
+        self._told = ToldOnce(journal if record is not None else None)
+        self._sign_s = self._loop.time()
         self._give_sign()
-        kinds = (events.AgentStarted, events.AgentLost)
-        there, gone = last_heard_of(e.event for e in (journal.events(kinds=kinds) if record is not None else ()))
-        self._lost_agents = set(gone)
-        self.coordinator.roster.lost_agents.update(gone)
-        for told in there:
-            self._agent_pids[told.agent] = told.pid
+        self.coordinator.roster.lost_agents.update(self._told.lost)
+        for told in self._told.there:
             self._recall_host(told)
-        started = journal.events(kinds=[events.ReplicaStarted]) if record is not None else ()
-        self._replicas = {entry.event.replica for entry in started if isinstance(entry.event, events.ReplicaStarted)}
         self.write("coordinator_started", epoch=self.epoch, pid=os.getpid(), takeover=record is not None)
         if record is None or record.view is None:
             self._set_timer(m.SetTimer(name="start", after_s=config.start_s))
 
     def _give_sign(self) -> None:
         """For the launcher, which replaces a coordinator that was stopped."""
-        now, before_s = time.monotonic(), self._sign_s
+        now, before_s = self._loop.time(), self._sign_s
         self._sign_s = now
         if (now - before_s > _ASLEEP_S or not self.journal.held) and self._superseded():
             return  # it was stopped, or cut off from the record, and another has taken its place
         self.progress.alive()
-        for silent in self.hosts.look(now):
+        for silent in self.hosts.look(now, self.coordinator.awaited):
             self._lose(silent)
         self.port.turn()
-        asyncio.get_running_loop().call_later(BEAT_S, self._give_sign)
+        self._loop.call_later(BEAT_S, self._give_sign)
 
     # --- what is said to it ---------------------------------------------------------------------------------------
     def unsound(self, error: BaseException | None) -> None:
@@ -139,7 +144,7 @@ class Server:
         if isinstance(message, hm.HostHere):
             self._host_here(name, message)
             return
-        message = self.hosts.heard(name, message, time.monotonic())
+        message = self.hosts.heard(name, message, self._loop.time())
         if isinstance(message, hm.Awaited):
             return
         if isinstance(message, Heartbeat):
@@ -155,24 +160,21 @@ class Server:
             return
         if isinstance(message, m.Hello):
             message = self.keeper.returned(message, self.handle)
-        if isinstance(message, m.AgentHello) and self._agent_pids.get(name) != message.pid:
-            self._agent_pids[name] = message.pid
+        if isinstance(message, m.AgentHello) and self._told.agent_is_news(name, message.pid):
             self.write("agent_started", agent=name, pid=message.pid, **self.hosts.facts(name))
-        if isinstance(message, m.Spawned):
-            if message.member in self._replicas:
-                return  # an agent says it again: an earlier coordinator may have died with it
-            self._replicas.add(message.member)
+        if isinstance(message, m.Spawned) and not self._told.replica_is_news(message.member):
+            return  # an agent says it again: an earlier coordinator may have died with it
         for exited in message.exits if isinstance(message, m.AgentGone) else [message]:
             if isinstance(exited, m.Exited):
                 self._count(exited.member, exited.steps)
                 self._write_progress()
-        if isinstance(message, m.Formed) and message.view != self._formed:  # it says at which step: first, since when
-            self._formed = message.view
+        if isinstance(message, m.Formed) and self._told.view_is_news(message.view):
+            # It says at which step: first, since when.
             self._write_progress()
         self.handle(message)
         if isinstance(message, m.Hello):
             self.keeper.greet(name)
-        elif isinstance(message, m.AgentGone) and message.agent not in self._lost_agents:
+        elif isinstance(message, m.AgentGone) and message.agent not in self._told.lost:
             self.write("agent_lost", agent=message.agent, cause=message.cause, replicas=[])  # before it had said a word
 
     # --- hosts ---------------------------------------------------------------------------------------------------
@@ -182,12 +184,12 @@ class Server:
                 agent=told.agent, host=told.host, place=told.place, pid=told.pid, address=told.address,
                 slots=told.slots, sent_s=0.0,
             )  # fmt: skip
-            self.hosts.recall(said, time.monotonic())
+            self.hosts.recall(said, self._loop.time())
             self.coordinator.roster.slots[told.agent] = told.slots
 
     def _host_here(self, name: str, said: hm.HostHere) -> None:
         """A host offers itself: it is taken and told what it needs, or it is turned away."""
-        over, refused = self.hosts.take(said, time.monotonic())
+        over, refused = self.hosts.take(said, self._loop.time())
         if over is not None:
             self._lose(over)
         if refused is not None:
@@ -195,13 +197,13 @@ class Server:
             self.write("notice", level="warning", text=f"host {said.host} at {said.address} was turned away: {reason}")
             raise SentAway(hm.Turned(epoch=self.epoch, reason=reason, remedy=remedy))
         self.handle(said)
-        self.send([name], briefing(self.epoch, os.environ))
+        self.send([name], briefing(self.epoch, self._environ))
 
     def _lose(self, silent: hm.HostSilent) -> None:
         """Nothing is heard of a host. Should it live, it finds its connections closed, and comes back at once."""
         gone = self.hosts.processes(silent.agent)
         self.handle(silent)
-        self._agent_pids.pop(silent.agent, None)
+        self._told.agent_gone(silent.agent)
         self.port.hang_up(gone)
 
     def _agent_of(self, member: str) -> str:
@@ -219,8 +221,8 @@ class Server:
         if peer is not None and beat.committed > peer.committed:
             peer.committed = beat.committed
         if peer is not None and (said := self.books.heard(beat)) is not None:
-            self.links.heard(name, said, time.monotonic())
-            self.speeds.heard(name, said, self.coordinator.view, time.monotonic())
+            self.links.heard(name, said, self._loop.time())
+            self.speeds.heard(name, said, self.coordinator.view, self._loop.time())
         self._count(name, beat.steps)
         view = self.coordinator.view
         if view is not None and name == view.members[0]:
@@ -244,14 +246,13 @@ class Server:
 
     def _write_certified(self, beat: Heartbeat) -> None:
         new = beat.certified
-        if new is not None and new.step > self._certified:
-            self._certified = new.step
+        if new is not None and self._told.certified_is_news(new.step):
             self.write("certified", step=new.step, share=new.share, audited=new.audited)
 
     # --- the machine ---------------------------------------------------------------------------------------------
     def handle(self, event: Any) -> None:
         """One event through the machine, and its actions carried out in order."""
-        for action in self.coordinator.handle(time.monotonic(), event):
+        for action in self.keeper.with_unsaved(self.coordinator.handle(self._loop.time(), event)):
             if isinstance(action, m.Persist):
                 self._persist(action.record)
             elif isinstance(action, m.Tell):
@@ -301,29 +302,25 @@ class Server:
         if old is not None:
             old.cancel()
         if timer.after_s != float("inf"):
-            loop = asyncio.get_running_loop()
-            self._timers[timer.name] = loop.call_later(timer.after_s, self.handle, m.Timer(name=timer.name))
+            self._timers[timer.name] = self._loop.call_later(timer.after_s, self.handle, m.Timer(name=timer.name))
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append an event to the journal, with the time."""
         if kind == "agent_lost":
-            self._lost_agents.add(fields["agent"])
+            self._told.lost.add(fields["agent"])
         event = msgspec.convert({"kind": kind, "at_s": self.now_s(), **fields}, events.AnyEvent)
         self.journal.append(event)
         self.keeper.heard(event)
 
     def now_s(self) -> float:
         """Seconds since 1970 by a clock that never jumps: the wall's when the run began on this host, and since."""
-        return self._began_s + time.monotonic()
+        return self._began_s + self._loop.time()
 
     def _finish(self, finish: m.Finish) -> None:
         if self.finished.done():
             return
         self.refusals.close()
         if not finish.detail.startswith("superseded"):
-            unsaved = self.keeper.unsaved(finish.steps) if finish.outcome == "finished" else ""
-            if unsaved and not finish.exit_code:
-                finish = msgspec.structs.replace(finish, exit_code=Unsaved.exit_code, detail=unsaved)
             self._write_end(finish)
         self.finished.set_result(finish.exit_code)
 
@@ -370,9 +367,11 @@ async def _run(environ: dict[str, str]) -> int:
     sock = socket.socket(fileno=int(environ["OUTLAST_LISTEN_FD"]))
     asyncio.get_running_loop().set_exception_handler(lambda _, context: server.unsound(context.get("exception")))
     inherited = server.coordinator.ended is not None
-    server.port.open(sock)
-    server.hosts.opened(time.monotonic())
+    server.port.open(sock, tls_of(config.tls))
+    server.hosts.opened(asyncio.get_running_loop().time())
+    end_calls = begin_calls(environ, config.record, server.coordinator, server.port, server.unsound)
     code = await server.finished
+    end_calls()
     if journal.epoch == server.epoch:
         journal.tell_end(code, _FLUSH_S)
     if inherited:  # members that still come back would else never hear that it was a good end

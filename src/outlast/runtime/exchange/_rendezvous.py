@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store
 
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.peer_messages import Key

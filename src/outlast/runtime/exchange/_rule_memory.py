@@ -15,16 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outlast.tensors import Layout
+from outlast.errors import CheckpointError
+from outlast.tensors import Layout, like, local, part_of
 
 __all__ = ["RowMemory"]
 
 
 class RowMemory:
-    """`remembers`: for each bucket, whether its rule has a memory."""
+    """`remembers`: for each bucket, whether its rule has a memory. `shards`: the parameters, if they are spread."""
 
-    def __init__(self, layout: Layout, num_rows: int, momentum: float, remembers: Sequence[bool]) -> None:
-        self.momentum, self.num_rows = momentum, num_rows
+    def __init__(
+        self,
+        layout: Layout,
+        num_rows: int,
+        momentum: float,
+        remembers: Sequence[bool],
+        shards: Sequence[Tensor] = (),
+    ) -> None:
+        self.momentum, self.num_rows, self._layout, self._shards = momentum, num_rows, layout, shards
         self._remembers = list(remembers) if any(remembers) else []
         self._last = _zeros(layout) if self._remembers else []
         self._have_last = False
@@ -79,15 +87,33 @@ class RowMemory:
 
     # --- state -----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        return {"last": list(self._last) if self._have_last else [], "momentum": [list(row) for row in self.now]}
+        last = self._told(self._last) if self._have_last else []
+        return {"last": last, "momentum": [self._told(row) for row in self.now]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._have_last = bool(state["last"])
-        for mine, theirs in zip(self._last, state["last"], strict=False):
-            mine.copy_(theirs)
+        if self._have_last:
+            self._take(self._last, state["last"])
         for row, saved in zip(self.now, state["momentum"], strict=True):
-            for mine, theirs in zip(row, saved, strict=True):
-                mine.copy_(theirs)
+            self._take(row, saved)
+
+    def _told(self, flats: Sequence[Tensor]) -> list[Tensor]:
+        if not self._shards:
+            return list(flats)
+        views = self._layout.views(flats)
+        return [like(view, param) for view, param in zip(views, self._shards, strict=True)]
+
+    def _take(self, flats: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+        mine = self._layout.views(flats) if self._shards else list(flats)
+        told = [local(part_of(t, p)) for t, p in zip(saved, self._shards, strict=False)] if self._shards else saved
+        if [row.shape for row in mine] != [row.shape for row in told]:
+            raise CheckpointError(
+                "what the robust rule remembers was kept by replicas that hold their model in another way",
+                did="nothing was loaded of it",
+                remedy="go on with fully_shard, or without it, as the run that saved it did, and with its bucket_mb",
+            )
+        for row, values in zip(mine, told, strict=True):
+            row.copy_(values)
 
 
 def _zeros(layout: Layout) -> list[Tensor]:

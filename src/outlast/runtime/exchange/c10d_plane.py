@@ -20,14 +20,15 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, schedule
+from outlast.core.protocol.step.exchange_order import ExchangeOrder
 from outlast.errors import ViewAbandoned
 from outlast.runtime.exchange._c10d_transfers import Collectives, Pending, Points
 from outlast.runtime.exchange._rendezvous import LOOPBACK, ViewStore, shut
-from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, reduce_and_note
+from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, print_of_slice, reduce_and_note
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.connections import decoded
@@ -35,7 +36,7 @@ from outlast.runtime.transport.endpoints import listen_on
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.peer_messages import Extra, Hand, SumsReady
 from outlast.runtime.view.rounds import WANTED
-from outlast.tensors import Layout, fingerprint, reduce_slice
+from outlast.tensors import Layout, reduce_slice
 
 __all__ = ["LOOPBACK", "NetworkPlane", "open_store"]
 
@@ -61,7 +62,7 @@ class NetworkPlane:
     None: over the mesh."""
 
     AHEAD_BYTES: float = 16 << 20
-    """Of other members' sums that are received at the same time."""
+    """Bytes of other members' sums that are received at the same time."""
 
     def __init__(
         self,
@@ -83,7 +84,8 @@ class NetworkPlane:
         self._keys: ViewStore | None = None
         self._scattering: list[Pending] = []
         self._gathering: dict[int, Pending] = {}
-        self._reduced = 0
+        self._order = ExchangeOrder(len(layout.buckets), self)
+        self._sums: dict[Node, Tensor] = {}  # of my slice of the bucket that is reduced next
         self._task: ExchangeTask | None = None
         self._found = Reduction()
         self._form(env, store, address)
@@ -159,7 +161,8 @@ class NetworkPlane:
         self.mesh.forget(task.step)
         if self._wires is not None:
             self._wires.begin()
-        self._task, self._found, self._reduced = task, Reduction(norms={}, false={}), 0
+        self._task, self._found = task, Reduction(norms={}, false={})
+        self._order = ExchangeOrder(len(self.layout.buckets), self)
         self._scattering, self._gathering = [], {}
         self._schedule = list(schedule(tuple(node for nodes in task.nodes for node in nodes), task.num_leaves))
 
@@ -175,8 +178,10 @@ class NetworkPlane:
             sizes = [[hi - lo] * len(nodes) for nodes in task.nodes]
             dtype = self.layout.buckets[bucket].dtype
             self._scattering.append(self._wires.scatter(bucket, pieces, sizes, dtype))
-        while self._reduced < bucket and self._arrived(self._reduced):
-            self._reduce(self._reduced)
+        order = self._order
+        while order.reduces_before(bucket) and self._arrived(order.bucket):
+            self._await_sums(order.bucket)
+            order.arrived()
 
     def _arrived(self, bucket: int) -> bool:
         """Everybody's sums of my slice are here; of the first bucket, that all have offered it (see `_all_entered`)."""
@@ -184,15 +189,21 @@ class NetworkPlane:
         return here and (bucket > 0 or self.mesh.has_all(SumsReady, self._now().step, 0))
 
     def finish(self) -> Reduction:
-        """Wait, reduce and gather, bucket by bucket. Raises ViewAbandoned when the view ends first."""
-        while self._reduced < len(self.layout.buckets):
-            self.enter(Phase.SCATTERED, self._reduced)
-            self._reduce(self._reduced)
-        for bucket in range(len(self.layout.buckets)):
-            self.enter(Phase.GATHERED, bucket)
-            self._gathered(bucket)
-        self._check()
+        """Wait for the others, and do what follows. Raises ViewAbandoned when the view ends first."""
+        order = self._order
+        while order.awaits is not None:
+            if order.awaits == "sums":
+                self.enter(Phase.SCATTERED, order.bucket)
+                self._await_sums(order.bucket)
+            else:
+                self.enter(Phase.GATHERED, order.bucket)
+                self._gathered(order.bucket)
+            order.arrived()
         return self._found
+
+    def _await_sums(self, bucket: int) -> None:
+        """Take everybody's sums of my slice."""
+        self._sums = self._own(bucket) if self._wires is None else self._received(bucket)
 
     def _wait(self, pending: Pending, bucket: int, phase: Phase) -> list[list[Tensor]]:
         offered = self.mesh.boxes[SumsReady, self._now().step, bucket]
@@ -218,11 +229,13 @@ class NetworkPlane:
         if bucket == 0:
             self.mesh.collect(SumsReady, self._now().step, 0, Phase.SCATTERED)
 
-    def _reduce(self, bucket: int) -> None:
+    # --- the stages of the order (`core/protocol/step/exchange_order.py`) ----------------------------------------
+    def scattered(self) -> None:
+        self._now().on_scattered()
+
+    def reduce(self, bucket: int) -> None:
         task, wires = self._now(), self._wires
-        parts = self._own(bucket) if wires is None else self._received(bucket)
-        if bucket == 0:
-            task.on_scattered()
+        parts, self._sums = self._sums, {}
         self.enter(Phase.REDUCE, bucket)
         lo, hi = self.ranges[bucket][self.index]
         target = self.out[bucket][lo:hi]
@@ -230,18 +243,23 @@ class NetworkPlane:
             piece = {node: part[begin - lo : end - lo] for node, part in parts.items()}
             out = target[begin - lo : end - lo]
             reduce_and_note(task, self._found, bucket, first, piece, self._schedule, out)
-        self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
         if wires is not None:
             self._gathering[bucket] = wires.gather(bucket, self.out[bucket], self.ranges[bucket])
             wires.release(self._scattering[bucket])
+
+    def choose(self) -> None:
+        """A mean has no choice."""
+
+    def gather(self, bucket: int) -> None:
+        """It was received where it belongs."""
 
     def _gathered(self, bucket: int) -> None:
         if self._wires is not None:
             self._wait(self._gathering[bucket], bucket, Phase.GATHERED)
 
     # --- audits ------------------------------------------------------------------------------------------------------
-    def _check(self) -> None:
+    def check(self) -> None:
         """Do slices of others follow from the sums? Which ones is said only now, when all of them are reduced."""
         task = self._now()
         if task.checks is None or not task.checks.active or self._wires is None:
@@ -285,7 +303,8 @@ class NetworkPlane:
         reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, again)
         if task.on_reduced is not None:
             task.on_reduced(bucket, again)
-        return fingerprint(gathered), fingerprint(again)
+        layout = self.layout.buckets[bucket]
+        return print_of_slice(layout, gathered, lo), print_of_slice(layout, again, lo)
 
     # --- hand-over -----------------------------------------------------------------------------------------------
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:

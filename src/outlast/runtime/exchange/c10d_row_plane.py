@@ -15,10 +15,11 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.position import position_seed
 from outlast.core.protocol import Node
+from outlast.core.protocol.step.exchange_order import ExchangeOrder
 from outlast.runtime.exchange.c10d_plane import NetworkPlane
-from outlast.runtime.exchange.plane import ExchangeTask, Reduction
+from outlast.runtime.exchange.plane import ExchangeTask
 from outlast.runtime.exchange.robust_rows import Robust
-from outlast.runtime.exchange.row_plane import RowSteps, same_bits, with_momentum, without_momentum
+from outlast.runtime.exchange.row_plane import RowSteps, with_momentum, without_momentum
 from outlast.runtime.transport.peer_messages import SumsReady
 
 __all__ = ["NetworkRowPlane"]
@@ -40,6 +41,7 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
         """A new step."""
         self._found, self._task = self.start(task), task
         self._scattering, self._gathering, self._parts = [], {}, {}
+        self._order = ExchangeOrder(len(self.layout.buckets), self)
         if self._wires is not None:
             self._wires.begin()
 
@@ -73,25 +75,8 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
         others = [r for r in range(len(self.members)) if r != index and self.checker(step, bucket, r) == index]
         return [r for r in others if position_seed(self.robust.seed, step, bucket, r, 0x5A3) / (1 << 63) < share]
 
-    def finish(self) -> Reduction:
-        """Wait, reduce, gather, check. Raises ViewAbandoned when the view ends first."""
-        task = self._now()
-        for bucket in range(len(self.layout.buckets)):
-            self.enter(Phase.SCATTERED, bucket)
-            self._parts[bucket] = self._own(bucket) if self._wires is None else self._received(bucket)
-            if bucket == 0:
-                task.on_scattered()
-            self._reduce(bucket)
-        for bucket in self.decide(task):
-            target = self._target(bucket)
-            if len(target):
-                self.robust.combine(bucket, *self.ranges[bucket][self.index], target)
-            self._offer_slice(bucket, target)
-        for bucket in range(len(self.layout.buckets)):
-            self.enter(Phase.GATHERED, bucket)
-            self._gathered(bucket)
-        self._check()
-        return self._found
+    def _await_sums(self, bucket: int) -> None:
+        self._parts[bucket] = self._own(bucket) if self._wires is None else self._received(bucket)
 
     def _own(self, bucket: int) -> dict[Range, dict[Node, Tensor]]:  # type: ignore[override]
         task, whole = self._now(), (0, self.layout.buckets[bucket].numel)
@@ -120,7 +105,8 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
         lo, hi = self.ranges[bucket][self.index]
         return self.out[bucket][lo:hi]
 
-    def _reduce(self, bucket: int) -> None:
+    def reduce(self, bucket: int) -> None:
+        """My slice; of a rule by distance its rows are kept until all buckets are there."""
         self.enter(Phase.REDUCE, bucket)
         lo, hi = self.ranges[bucket][self.index]
         if self.robust.settings.momentum:
@@ -134,6 +120,14 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
             self.robust.reduce(bucket, self._slice(bucket, lo, hi), lo, hi, target)
         self._offer_slice(bucket, target)
 
+    def choose(self) -> None:
+        """What rules by distance take of the rows that were kept."""
+        for bucket in self.decide(self._now()):
+            target = self._target(bucket)
+            if len(target):
+                self.robust.combine(bucket, *self.ranges[bucket][self.index], target)
+            self._offer_slice(bucket, target)
+
     def _offer_slice(self, bucket: int, target: Tensor) -> None:
         self.note(self._now(), self._found, bucket, target)
         self.enter(Phase.GATHER, bucket)
@@ -142,12 +136,13 @@ class NetworkRowPlane(RowSteps, NetworkPlane):
             self._gathering[bucket] = self._wires.gather(bucket, self.out[bucket], self.ranges[bucket])
 
     # --- checks ------------------------------------------------------------------------------------------------------
-    def _check(self) -> None:
+    def check(self) -> None:
+        """The slices whose rows came for it."""
         for bucket in range(len(self.layout.buckets)):
             for reducer in self._checked(bucket, self.index):
                 lo, hi = self.ranges[bucket][reducer]
                 again = self.robust.again(bucket, self._slice(bucket, lo, hi), lo, hi) if hi > lo else None
-                if again is not None and not same_bits(again, self.out[bucket][lo:hi]):
+                if again is not None and self.differs(bucket, again, lo, hi):
                     self.robust.accused.add((bucket, self.members[reducer]))
 
     def false(self, bucket: int, reducer: int) -> bool | None:

@@ -67,14 +67,14 @@ class HostPlane(NetworkPlane):
         self._fine = [bucket.slices(num, idle, turn) for bucket, turn in zip(layout.buckets, turns, strict=True)]
         self.ranges = [tuple(cuts.owned(fine, index) for index in range(len(self.members))) for fine in self._fine]
         self._added: dict[tuple[int, Node], Tensor] = {}  # my lane's sums of my host: memory that late sends may read
-        self._offered = self._sent = self._brought = 0
+        self._offered = self._sent = self._reduced = self._brought = 0
         self._nodes: list[list[Node]] = []
 
     # --- a step --------------------------------------------------------------------------------------------------
     def begin(self, task: ExchangeTask) -> None:
         """A new step."""
         super().begin(task)
-        self._offered = self._sent = self._brought = 0
+        self._offered = self._sent = self._reduced = self._brought = 0
         self._nodes = host_nodes(self.cuts.hosts, task.nodes, task.num_leaves)
         here = [node for index in self.cuts.hosts[self.host] for node in task.nodes[index]]
         there = [node for host, nodes in enumerate(self._nodes) if host != self.host for node in nodes]
@@ -180,7 +180,7 @@ class HostPlane(NetworkPlane):
         return total
 
     def _mine_of(self, fine: Sequence[Span], other: int) -> Span:
-        """Of my slice: what this member of another host brings, and takes home."""
+        """The range of my slice that this member of another host brings, and takes home."""
         return overlap(self.cuts.carried(fine, self.host, other), self.cuts.owned(fine, self.index))
 
     def _points(self) -> Points:

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, schedule
+from outlast.core.protocol.step.exchange_order import ExchangeOrder
 from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.exchange.slots import OUTCOME, Memory
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.peer_messages import Hand, Reduced, SumsReady
-from outlast.tensors import BLOCK, Layout, Looked, combine, fingerprint, look, reduce_and_look, reduce_slice
+from outlast.tensors import BLOCK, Bucket, Layout, Looked, combine, fingerprint, look, reduce_and_look, reduce_slice
 
-__all__ = ["Plane", "Reduction", "SharedPlane", "ExchangeTask", "reduce_and_note"]
+__all__ = ["Plane", "Reduction", "SharedPlane", "ExchangeTask", "print_of_slice", "reduce_and_note"]
 
 Sent = dict[Node, tuple[str, bytes]]  # of each part of a slice: whose, and its blocks' fingerprints as made
 Enter = Callable[[Phase, int], None]  # publish the phase and the bucket, and pass the fault point
@@ -80,6 +81,13 @@ def reduce_and_note(
     found.note(first, looked)
 
 
+def print_of_slice(bucket: Bucket, values: Tensor, lo: int) -> int:
+    """Return the fingerprint of the blocks in a slice that begins at element `lo`; what lies between blocks of shards
+    counts nothing."""
+    stretches = bucket.stretches(lo, lo + values.numel())
+    return combine([fingerprint(values[begin - lo : end - lo], first) for begin, end, first in stretches])
+
+
 class Plane(Protocol):
     """How gradients travel in one view."""
 
@@ -103,15 +111,15 @@ class SharedPlane:
         self.index = self.members.index(mesh.me)
         self.ranges = [bucket.slices(len(self.members)) for bucket in layout.buckets]
         self._task: ExchangeTask | None = None
-        self._reduced = 0
+        self._order = ExchangeOrder(len(layout.buckets), self)
         self._found = Reduction()
         self._said: list[tuple[bytes, ...]] = []  # of my sums, bucket by bucket
 
     def begin(self, task: ExchangeTask) -> None:
         """A new step; sums may still be under way."""
         self.mesh.forget(task.step)
-        self._task, self._reduced, self._found = task, 0, Reduction(norms={}, unlike=set(), false={})
-        self._said = []
+        self._task, self._found = task, Reduction(norms={}, unlike=set(), false={})
+        self._order, self._said = ExchangeOrder(len(self.layout.buckets), self), []
         flat_nodes = tuple(node for nodes in task.nodes for node in nodes)
         self._schedule = list(schedule(flat_nodes, task.num_leaves))
 
@@ -121,27 +129,30 @@ class SharedPlane:
         self.enter(Phase.SCATTER, bucket)
         self._said.append(self._own(bucket))
         self.mesh.broadcast(SumsReady(task.step, bucket, task.slots, self._said[bucket]))
-        while self._reduced < bucket and self.mesh.has_all(SumsReady, task.step, self._reduced):
-            self._reduce(self._reduced)
+        self.reduce_before(bucket)
+
+    def reduce_before(self, bucket: int) -> None:
+        """As far as sums have arrived."""
+        order, step = self._order, self._now().step
+        while order.reduces_before(bucket) and self.mesh.has_all(SumsReady, step, order.bucket):
+            order.arrived()
 
     def finish(self) -> Reduction:
-        """Wait for the others, reduce, gather. Raises ViewAbandoned when the view ends first."""
-        task = self._now()
-        while self._reduced < len(self.layout.buckets):
-            self.enter(Phase.SCATTERED, self._reduced)
-            self.mesh.collect(SumsReady, task.step, self._reduced, Phase.SCATTERED)
-            self._reduce(self._reduced)
-        for bucket in range(len(self.layout.buckets)):
-            self.enter(Phase.GATHERED, bucket)
-            self.mesh.collect(Reduced, task.step, bucket, Phase.GATHERED)
-            self._copy(bucket)
-        self._check(task)
+        """Wait for the others, and do what follows. Raises ViewAbandoned when the view ends first."""
+        order, step = self._order, self._now().step
+        while order.awaits is not None:
+            kind, phase = (SumsReady, Phase.SCATTERED) if order.awaits == "sums" else (Reduced, Phase.GATHERED)
+            self.enter(phase, order.bucket)
+            self.mesh.collect(kind, step, order.bucket, phase)
+            order.arrived()
         return self._found
 
-    def _reduce(self, bucket: int) -> None:
+    # --- the stages of the order (`core/protocol/step/exchange_order.py`) ----------------------------------------
+    def scattered(self) -> None:
+        self._now().on_scattered()
+
+    def reduce(self, bucket: int) -> None:
         task = self._now()
-        if bucket == 0:
-            task.on_scattered()
         self.enter(Phase.REDUCE, bucket)
         lo, hi = self.ranges[bucket][self.index]
         alone = len(self.members) == 1
@@ -151,9 +162,11 @@ class SharedPlane:
             sent = self._sent(bucket, begin, end) if task.sent is not None else None
             out = target[begin - lo : end - lo]
             reduce_and_note(task, self._found, bucket, first, parts, self._schedule, out, sent)
-        self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
         self.mesh.broadcast(Reduced(task.step, bucket))
+
+    def choose(self) -> None:
+        """A mean has no choice."""
 
     def _parts(self, bucket: int, lo: int, hi: int) -> dict[Node, Tensor]:
         task = self._now()
@@ -174,16 +187,17 @@ class SharedPlane:
         return tuple(task.sent(node, slot, bucket) for node, slot in rows)
 
     def _sent(self, bucket: int, lo: int, hi: int) -> Sent:
-        """Of each part of a slice: whose it is, and what was said of its blocks when it was made."""
+        """The owner of each part of a slice, and what was said of its blocks when it was made."""
         task, offers = self._now(), self.mesh.boxes[SumsReady, self._now().step, bucket]
-        blocks = slice(8 * (lo // BLOCK), 8 * -(-hi // BLOCK))
+        first = self.layout.buckets[bucket].place(lo)
+        blocks = slice(8 * first, 8 * (first - (lo - hi) // BLOCK))
         sent: Sent = {}
         for name, nodes in zip(self.members, task.nodes, strict=True):
             prints = self._said[bucket] if name == self.mesh.me else offers[name].prints
             sent |= {node: (name, row[blocks]) for node, row in zip(nodes, prints, strict=True)}
         return sent
 
-    def _copy(self, bucket: int) -> None:
+    def gather(self, bucket: int) -> None:
         if len(self.members) == 1:
             return
         for name, (lo, hi) in zip(self.members, self.ranges[bucket], strict=True):
@@ -192,7 +206,8 @@ class SharedPlane:
                 self.out[bucket][lo:hi].copy_(memory.flats(OUTCOME)[bucket][lo:hi])
 
     # --- what others reduced -------------------------------------------------------------------------------------
-    def _check(self, task: ExchangeTask) -> None:
+    def check(self) -> None:
+        task = self._now()
         if task.checks is None or len(self.members) == 1:
             return
         for bucket, reducer in task.checks.due(task.step, self.ranges, self.index):
@@ -209,7 +224,8 @@ class SharedPlane:
         reduce_slice(parts, self._schedule, (0, task.num_leaves), task.scale, again)
         if task.on_reduced is not None:
             task.on_reduced(bucket, again)
-        return fingerprint(gathered), fingerprint(again)
+        layout = self.layout.buckets[bucket]
+        return print_of_slice(layout, gathered, lo), print_of_slice(layout, again, lo)
 
     def look_again(self, slices: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[int, int]]:
         """Fingerprints of these slices (bucket, reducer): as I gathered them, and as I compute them now."""

@@ -7,13 +7,15 @@ One object a replica. A plane (`row_plane.py`) hands it the partial sums of one 
 
 A row's value is the mean of its microbatches (sums in the row's own tree, then one multiplication), so no bit depends
 on who computed what, on who reduces which slice, or on the number of members: Gram matrices are summed in a fixed tree
-over 32 Ki-element blocks. Not here: transport, and who may lie (`rule_settings.py`, `checks/row_admission.py`).
+over 32 Ki-element blocks. A replica of several ranks has one row where a replica of one rank has: each rank holds its
+shards of all rows, a matrix is summed over all of them, and the choice is one. Not here: transport, and who may lie
+(`rule_settings.py`, `checks/row_admission.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -24,20 +26,26 @@ from torch import Tensor
 from outlast.config import RunConfig
 from outlast.core.position import position_seed
 from outlast.core.protocol import Node, RowsNote, owners_of, roots, schedule
-from outlast.errors import ConfigError, TrainingError
+from outlast.core.protocol.slices import in_lane
+from outlast.errors import TrainingError
+from outlast.runtime.exchange._row_blocks import GramBlocks, SpreadParams, gram_blocks_of
 from outlast.runtime.exchange._rule_memory import RowMemory
-from outlast.runtime.exchange.rule_settings import RowSettings, check_short_batch, row_settings
+from outlast.runtime.exchange.rule_settings import (
+    RowSettings,
+    check_even_rows,
+    check_short_batch,
+    row_settings,
+)
 from outlast.runtime.exchange.shard_sums import ShardSums
 from outlast.tensors import (
     BLOCK,
     Layout,
     Mixture,
     Rule,
-    grid_of,
+    grid_of_params,
     is_shard,
     local,
     make_rule,
-    partial_grams,
     reduce_slice,
     total_gram,
 )
@@ -73,19 +81,25 @@ class _Group:
 
     rule: Rule
     buckets: list[int]
-    first_block: dict[int, int]
-    num_blocks: int
-    grams: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    blocks: GramBlocks
     mixture: Mixture | None = None
 
 
 class Robust:
     """Applies a robust rule to the rows of a step. `layout`: made with a group for each parameter, so that a bucket has
-    one rule."""
+    one rule. `spread`: of shards; a leaf is what the ranks of a replica compute at a time, `width` microbatches."""
 
-    def __init__(self, settings: RowSettings, layout: Layout, samples: BatchSizes, seed: int) -> None:
+    def __init__(
+        self,
+        settings: RowSettings,
+        layout: Layout,
+        samples: BatchSizes,
+        seed: int,
+        spread: SpreadParams | None = None,
+    ) -> None:
         self.settings, self.layout, self.samples, self.seed = settings, layout, samples, seed
-        self.num_rows, self.num_leaves = settings.num_rows, samples.num_leaves
+        self._spread, self.width = spread, spread.width if spread is not None else 1
+        self.num_rows, self.num_leaves = settings.num_rows, samples.num_leaves // self.width
         self.roots = roots(self.num_leaves, self.num_rows)
         check_short_batch(samples.shortest(), self.num_rows)
         owner = {param: g for g, group in enumerate(settings.groups) for param in group.params}
@@ -94,7 +108,8 @@ class Robust:
         for group in self.groups:
             group.rule.prepare()
         remembers = [self.groups[g].rule.stateful for g in self.group_of]
-        self.memory = RowMemory(layout, self.num_rows, settings.momentum, remembers)
+        shards = spread.params if spread is not None else ()
+        self.memory = RowMemory(layout, self.num_rows, settings.momentum, remembers, shards)
         self._step = -1
         self._bad: set[tuple[int, int]] = set()
         self.accused: set[tuple[int, str]] = set()
@@ -102,11 +117,8 @@ class Robust:
 
     def _group(self, index: int) -> _Group:
         buckets = [b for b, g in enumerate(self.group_of) if g == index]
-        first, at = {}, 0
-        for b in buckets:
-            first[b] = at
-            at += self.layout.buckets[b].num_blocks
-        return _Group(rule=self._rule(index, 0), buckets=buckets, first_block=first, num_blocks=at)
+        blocks = gram_blocks_of(self.layout, self.settings.groups[index].params, buckets, self._spread)
+        return _Group(rule=self._rule(index, 0), buckets=buckets, blocks=blocks)
 
     def _rule(self, index: int, step: int) -> Rule:
         g = self.settings.groups[index]
@@ -119,8 +131,12 @@ class Robust:
         sizes = self.samples.sizes(step)
         if len(set(sizes)) == 1:
             return 1.0
-        lo, hi = next(root for root in self.roots if root[0] <= leaf < root[1])
+        lo, hi = next(row for row in self._rows() if row[0] <= leaf < row[1])
         return sizes[leaf] / sum(sizes[lo:hi])
+
+    def _rows(self) -> list[tuple[int, int]]:
+        """The microbatches of each row."""
+        return [(lo * self.width, hi * self.width) for lo, hi in self.roots]
 
     def begin(self, step: int, nodes: Iterable[Node]) -> None:
         """A new exchange. `nodes`: everybody's partial sums."""
@@ -128,9 +144,10 @@ class Robust:
         todo = schedule(tuple(nodes), self.num_leaves, self.num_rows)
         self._adds = [[a for a in todo if lo <= a[2][0] < hi] for lo, hi in self.roots]
         equal = len(set(self.samples.sizes(step))) == 1
-        self._scales = [1.0 / (hi - lo) if equal else 1.0 for lo, hi in self.roots]
+        self._scales = [1.0 / (hi - lo) if equal else 1.0 for lo, hi in self._rows()]
         for index, group in enumerate(self.groups):
-            group.grams, group.mixture = {}, None
+            group.mixture = None
+            group.blocks.clear()
             if "bucketing" in group.rule.pre:
                 group.rule = self._rule(index, step)
 
@@ -183,23 +200,26 @@ class Robust:
     def keep(self, bucket: int, parts: Parts, lo: int, hi: int) -> None:
         """Copy the rows of my slice, and take its part of the Gram matrix. Memory: rows/members of a gradient."""
         group = self.groups[self.group_of[bucket]]
-        rows = self._kept[bucket] = self._values(bucket, parts, lo, hi)
-        if hi > lo:
-            blocks = group.rule.gram(rows, self.memory.last(bucket, lo, hi))
-            first = group.first_block[bucket] + lo // BLOCK
-            group.grams |= partial_grams(blocks.cpu(), first, group.num_blocks)
+        rows, last = self._values(bucket, parts, lo, hi), self.memory.last(bucket, lo, hi)
+        self._kept[bucket] = rows
+        for begin, end, first in self.layout.buckets[bucket].stretches(lo, hi):
+            piece = [row[begin - lo : end - lo] for row in rows]
+            blocks = group.rule.gram(piece, last[begin - lo : end - lo] if last is not None else None)
+            group.blocks.keep(first, blocks.cpu())
 
     def grams(self, group: int) -> bytes:
-        """My part of the group's Gram matrix: at most two matrices a level of the tree for each run of blocks."""
-        return msgspec.msgpack.encode(
-            [(*node, matrix.numpy().tobytes()) for node, matrix in self.groups[group].grams.items()]
-        )
+        """My part of the group's Gram matrix."""
+        nodes = self.groups[group].blocks.partial()
+        return msgspec.msgpack.encode([(*node, matrix.numpy().tobytes()) for node, matrix in nodes.items()])
 
-    def select(self, group: int, bodies: Iterable[bytes], leaves: Mapping[str, Sequence[int]]) -> None:
-        """Which rows count, from everybody's parts: the same decision on all. TrainingError names the liars' owners."""
-        mine = self.groups[group]
+    def total(self, group: int, bodies: Iterable[bytes]) -> bytes:
+        """The group's Gram matrix, from the parts of all ranks of all members."""
         parts = [{(lv, i): _matrix(raw) for lv, i, raw in msgspec.msgpack.decode(body)} for body in bodies]
-        total = total_gram(parts, mine.num_blocks)
+        return total_gram(parts, self.groups[group].blocks.num_blocks).numpy().tobytes()
+
+    def select(self, group: int, gram: bytes, leaves: Mapping[str, Sequence[int]]) -> None:
+        """Which rows count, from the whole matrix: the same decision on all. TrainingError names the liars' owners."""
+        mine, total = self.groups[group], _matrix(gram)
         try:
             mine.mixture = mine.rule.select(total)
         except TrainingError as error:
@@ -231,6 +251,11 @@ class Robust:
         """My part of the header."""
         return RowsNote(bad=tuple(sorted(self._bad)), accused=tuple(sorted(self.accused)))
 
+    def take_in(self, place: int, note: RowsNote) -> None:
+        """What another rank of this replica found in its lane."""
+        self._bad.update(note.bad)
+        self.accused.update((in_lane(place, bucket), reducer) for bucket, reducer in note.accused)
+
     def refuse_bad_rows(self, notes: Iterable[RowsNote], leaves: Mapping[str, Sequence[int]]) -> None:
         """TrainingError if more than f rows of some group are not finite, over all slices; names who computed them."""
         bad = {pair for note in notes for pair in note.bad}
@@ -256,32 +281,40 @@ class Robust:
 
 
 def layout_for(
-    settings: RowSettings | None, params: Sequence[Tensor], bucket_bytes: int, place: int = 0, width: int = 1
+    settings: RowSettings | None,
+    params: Sequence[Tensor],
+    bucket_bytes: int,
+    place: int = 0,
+    width: int = 1,
+    device: torch.device | None = None,
 ) -> Layout:
-    """Buckets of one rule each; for a mean, buckets as ever. Of shards those of a mean alone, on their grid."""
+    """Buckets of one rule each; for a mean, buckets as ever. Of shards on their grid."""
+    owner = {param: g for g, group in enumerate(settings.groups if settings else ()) for param in group.params}
+    groups = [owner[index] for index in range(len(params))] if len(set(owner.values())) > 1 else None
     if any(map(is_shard, params)):
-        if settings is not None:
-            raise ConfigError(
-                "a robust rule cannot be used with parameters that fully_shard has sharded yet",
-                remedy="leave aggregation at mean, or fully_shard out",
-            )
-        grid = grid_of([tuple(p.shape) for p in params], place, width, BLOCK)
-        return Layout([local(p) for p in params], bucket_bytes, grid=grid)
-    if settings is None or len(settings.groups) == 1:
-        return Layout(params, bucket_bytes)
-    owner = {param: g for g, group in enumerate(settings.groups) for param in group.params}
-    return Layout(params, bucket_bytes, [owner[index] for index in range(len(params))])
+        grid = grid_of_params(params, place, width, BLOCK)
+        return Layout([local(p) for p in params], bucket_bytes, groups, grid=grid, device=device)
+    return Layout(params, bucket_bytes, groups, device=device)
 
 
 def arrange(
-    config: RunConfig, parts: Registry, samples: BatchSizes, bucket_bytes: int, shards: ShardSums, **given: Any
+    config: RunConfig,
+    parts: Registry,
+    samples: BatchSizes,
+    bucket_bytes: int,
+    shards: ShardSums,
+    device: torch.device | None,
+    **given: Any,
 ) -> tuple[Layout, Robust | None]:
-    """Buckets, and the rules if it is no mean; `given`: as of `row_settings`. What rules remember joins the state."""
+    """Buckets, and the rules if it is no mean; `device`: where sums lie, if elsewhere than the parameters; `given`: as
+    of `row_settings`. What rules remember joins the state."""
     settings = row_settings(config, parts.names, samples.num_leaves, **given)
-    layout = layout_for(settings, parts.params, bucket_bytes, shards.place, shards.width)
+    layout = layout_for(settings, parts.params, bucket_bytes, shards.place, shards.width, device)
     if settings is None:
         return layout, None
-    robust = Robust(settings, layout, samples, samples.seed)
+    check_even_rows(samples.num_leaves, settings.num_rows, shards.width)
+    spread = SpreadParams(parts.params, shards.place, shards.width) if any(map(is_shard, parts.params)) else None
+    robust = Robust(settings, layout, samples, samples.seed, spread)
     if robust.memory:
         parts.extra[MEMORY] = robust.memory
     return layout, robust

@@ -18,6 +18,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, RowsNote, leaves_of
 from outlast.core.protocol.slices import checker_of
+from outlast.core.protocol.step.exchange_order import ExchangeOrder
 from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, SharedPlane
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.slots import OUTCOME, Memory
@@ -25,12 +26,30 @@ from outlast.runtime.transport.connections import decoded
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.peer_messages import Extra, Reduced, SumsReady
 from outlast.runtime.view.rounds import GRAMS
-from outlast.tensors import BLOCK, Layout, look
+from outlast.tensors import Layout, look
 
-__all__ = ["RowSteps", "SharedRowPlane", "same_bits", "with_momentum", "without_momentum"]
+__all__ = ["OneRank", "RowSteps", "SharedRowPlane", "same_bits", "with_momentum", "without_momentum"]
 
 
 Tamper = Callable[[int, Tensor], None]
+
+
+class OneRank:
+    """The other ranks of a replica that has none. A lead's tells `parts` of all ranks, and tells these what was chosen;
+    a rank that `follows` asks its lead."""
+
+    follows = False
+
+    def parts(self, mine: list[bytes]) -> list[list[bytes]]:
+        """Gram parts of each of the replica's ranks: one for each group of parameters."""
+        return [mine]
+
+    def tell(self, totals: list[bytes]) -> None:
+        """The whole matrices, one a group."""
+
+    def ask(self, mine: list[bytes]) -> list[bytes]:
+        """The whole matrices, from the lead."""
+        raise AssertionError("a replica of one rank follows nobody")
 
 
 class RowSteps:
@@ -45,6 +64,7 @@ class RowSteps:
     index: int
     ranges: list[tuple[tuple[int, int], ...]]
     tamper: Tamper | None = None  # a lying reducer, in tests
+    ranks = OneRank()
     sent_bytes: int = 0  # handed over for other members, in all steps of the view; through shared memory Grams alone
 
     def start(self, task: ExchangeTask) -> Reduction:
@@ -63,23 +83,44 @@ class RowSteps:
             self.tamper(bucket, target)
         if task.on_reduced is not None:
             task.on_reduced(bucket, target)
-        first = self.layout.buckets[bucket].first_block + lo // BLOCK
-        found.note(first, look(target, first, squares=task.with_norms))
+        for begin, end, first in self.layout.buckets[bucket].stretches(lo, hi):
+            found.note(first, look(target[begin - lo : end - lo], first, squares=task.with_norms))
 
     def decide(self, task: ExchangeTask) -> list[int]:
         """The distance rules' choices, once all their buckets are kept; returns these. One message for all groups."""
         asked = [index for index, group in enumerate(self.robust.groups) if group.rule.needs_gram]
         if not asked:
             return []
-        body = msgspec.msgpack.encode([self.robust.grams(group) for group in asked])
+        mine, ranks = [self.robust.grams(group) for group in asked], self.ranks
+        totals = ranks.ask(mine) if ranks.follows else self._totals(task, asked, ranks.parts(mine))
+        for group, total in zip(asked, totals, strict=True):
+            self.robust.select(group, total, self._leaves)
+        ranks.tell(totals)
+        return [bucket for group in asked for bucket in self.robust.groups[group].buckets]
+
+    def _totals(self, task: ExchangeTask, asked: list[int], parts: list[list[bytes]]) -> list[bytes]:
+        """Each group's matrix. `parts`: of all ranks of this replica."""
+        body = msgspec.msgpack.encode(parts)
         self.mesh.broadcast(Extra(task.step, GRAMS, body))
         self.sent_bytes += len(body) * len(self.mesh.peers)
         box = self.mesh.collect(Extra, task.step, GRAMS, Phase.SCATTERED)
         said = [body if name == self.mesh.me else box[name].body for name in self.members]
-        told = [decoded(name, each, list[bytes]) for name, each in zip(self.members, said, strict=True)]
-        for place, group in enumerate(asked):
-            self.robust.select(group, [each[place] for each in told], self._leaves)
-        return [bucket for group in asked for bucket in self.robust.groups[group].buckets]
+        told = [decoded(name, each, list[list[bytes]]) for name, each in zip(self.members, said, strict=True)]
+        return [self.robust.total(g, [rank[n] for each in told for rank in each]) for n, g in enumerate(asked)]
+
+    def differs(self, bucket: int, again: Tensor, lo: int, hi: int) -> bool:
+        """Whether a slice that was gathered has other bits. What lies between blocks of shards is no part of it."""
+        runs, out = self.layout.buckets[bucket].stretches(lo, hi), self.out[bucket]
+        return any(not same_bits(again[begin - lo : end - lo], out[begin:end]) for begin, end, _ in runs)
+
+    def look_again(self, slices: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[int, int]]:
+        """Two numbers for each slice (bucket, reducer), which differ if it is false; nothing where I cannot tell."""
+        told = {key: self.false(key[0], self.members.index(key[1])) for key in slices}
+        return {key: (0, int(false)) for key, false in told.items() if false is not None}
+
+    def false(self, bucket: int, reducer: int) -> bool | None:
+        """Whether the slice that I gathered from this member is not what the rows give; None: I cannot tell."""
+        raise NotImplementedError
 
     def refuse_bad_rows(self, notes: Sequence[RowsNote], leaves: Mapping[str, Sequence[int]]) -> None:
         """See `Robust`."""
@@ -109,46 +150,26 @@ class SharedRowPlane(RowSteps, SharedPlane):
 
     def begin(self, task: ExchangeTask) -> None:
         """A new step; sums may still be under way."""
-        self._found = self.start(task)
-        self._task, self._reduced = task, 0
+        self._found, self._task = self.start(task), task
+        self._order = ExchangeOrder(len(self.layout.buckets), self)
 
     def offer(self, bucket: int) -> None:
         """My sums of this bucket are final. Never waits; reduces earlier buckets whose sums have all arrived."""
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
         self.mesh.broadcast(SumsReady(task.step, bucket, task.slots))
-        while self._reduced < bucket and self.mesh.has_all(SumsReady, task.step, self._reduced):
-            self._reduce(self._reduced)
-
-    def finish(self) -> Reduction:
-        """Wait for the others, reduce, gather, check. Raises ViewAbandoned when the view ends first."""
-        task = self._now()
-        while self._reduced < len(self.layout.buckets):
-            self.enter(Phase.SCATTERED, self._reduced)
-            self.mesh.collect(SumsReady, task.step, self._reduced, Phase.SCATTERED)
-            self._reduce(self._reduced)
-        for bucket in self.decide(task):
-            self._combine(bucket)
-        for bucket in range(len(self.layout.buckets)):
-            self.enter(Phase.GATHERED, bucket)
-            self.mesh.collect(Reduced, task.step, bucket, Phase.GATHERED)
-            self._gather(bucket)
-        self._check(task)
-        return self._found
+        self.reduce_before(bucket)
 
     def _target(self, bucket: int) -> Tensor:
         lo, hi = self.ranges[bucket][self.index]
         return (self.out if len(self.members) == 1 else self.mine.flats(OUTCOME))[bucket][lo:hi]
 
-    def _reduce(self, bucket: int) -> None:
-        task = self._now()
-        if bucket == 0:
-            task.on_scattered()
+    def reduce(self, bucket: int) -> None:
+        """My slice; of a rule by distance its rows are kept until all buckets are there."""
         self.enter(Phase.REDUCE, bucket)
         lo, hi = self.ranges[bucket][self.index]
         if self.robust.settings.momentum:
             self.robust.move(bucket, self._rows_from(bucket, 0, self.layout.buckets[bucket].numel))
-        self._reduced = bucket + 1
         if self.robust.rule_of(bucket).needs_gram:
             if hi > lo:
                 self.robust.keep(bucket, self._rows_from(bucket, lo, hi), lo, hi)
@@ -156,6 +177,11 @@ class SharedRowPlane(RowSteps, SharedPlane):
         if hi > lo:
             self.robust.reduce(bucket, self._rows_from(bucket, lo, hi), lo, hi, self._target(bucket))
         self._offer_slice(bucket)
+
+    def choose(self) -> None:
+        """What rules by distance take of the rows that were kept."""
+        for bucket in self.decide(self._now()):
+            self._combine(bucket)
 
     def _combine(self, bucket: int) -> None:
         lo, hi = self.ranges[bucket][self.index]
@@ -179,17 +205,10 @@ class SharedRowPlane(RowSteps, SharedPlane):
                 parts[node] = memory.flats(slot)[bucket][lo:hi]
         return parts
 
-    def _gather(self, bucket: int) -> None:
-        if len(self.members) == 1:
-            return
-        for name, (lo, hi) in zip(self.members, self.ranges[bucket], strict=True):
-            memory = self.mine if name == self.mesh.me else self.peers[name]
-            if hi > lo:
-                self.out[bucket][lo:hi].copy_(memory.flats(OUTCOME)[bucket][lo:hi])
-
     # --- checks ----------------------------------------------------------------------------------------------------
-    def _check(self, task: ExchangeTask) -> None:
-        share = self.robust.settings.check_share
+    def check(self) -> None:
+        """A drawn share of others' slices, from the same rows."""
+        task, share = self._now(), self.robust.settings.check_share
         if not share or len(self.members) == 1:
             return
         for bucket, ranges in enumerate(self.ranges):
@@ -203,8 +222,7 @@ class SharedRowPlane(RowSteps, SharedPlane):
         lo, hi = self.ranges[bucket][reducer]
         if hi == lo:
             return False
-        again = self.robust.again(bucket, self._rows_from(bucket, lo, hi), lo, hi)
-        return not same_bits(again, self.out[bucket][lo:hi])
+        return self.differs(bucket, self.robust.again(bucket, self._rows_from(bucket, lo, hi), lo, hi), lo, hi)
 
     # --- hand-over: the rows' momentum is part of the outcome ---------------------------------------------------------
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from outlast.config import RunConfig
-from outlast.core.policy import Admission, admit_view, check_choice
+from outlast.core.policy import Admission, AdmissionPolicy, check_choice
 from outlast.core.protocol import roots
 from outlast.errors import ConfigError
 from outlast.runtime.settings.protect_records import Aggregation
@@ -75,13 +75,13 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def admit(self, rows_of: Mapping[str, int]) -> Admission:
         """Whether a view in which each host can spoil so many rows is good enough."""
-        return admit_view(
-            rows_of,
+        policy = AdmissionPolicy(
             trim_count=self.trim_count,
             tolerated_hosts=self.tolerated,
             on_shortfall=self.on_shortfall,
             domain=self.fault_domain,
         )
+        return policy.decide(rows_of)
 
 
 def row_settings(
@@ -214,3 +214,14 @@ def check_short_batch(sizes: Sequence[int], num_rows: int) -> None:
                 f"the last batch of an epoch has {sum(sizes)} samples, too few for {num_rows} rows",
                 remedy="drop_last=True, or another batch size",
             )
+
+
+def check_even_rows(microbatches: int, num_rows: int, width: int) -> None:
+    """ConfigError if rows of what `width` ranks compute at a time would be other rows than those of one rank."""
+    if width > 1 and microbatches // width % num_rows:
+        unit = width * num_rows
+        raise ConfigError(
+            f"{microbatches} microbatches on {width} ranks are no equal share for each of {num_rows} rows: which "
+            "microbatches are in a row would depend on the number of ranks",
+            remedy=f"microbatches={-(-microbatches // unit) * unit}, or another number of rows",
+        )

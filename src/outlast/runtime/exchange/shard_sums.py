@@ -16,14 +16,15 @@ from torch import Tensor
 
 from outlast.core.protocol import split
 from outlast.errors import ConfigError, MembershipError, StepMisuse
-from outlast.tensors import is_shard
+from outlast.tensors import TENSOR_PARALLEL, is_shard
 
 __all__ = ["OwnSums", "ShardSums", "sharded"]
 
 
 class ShardSums:
     """What `set_custom_reduce_scatter` is given. Rank `place` of `width` computes the microbatches place, place +
-    width, and so on. `weight`: of its microbatch, set before the backward; `calls`: gradients were reduced since."""
+    width, and so on; ranks of tensor parallelism, which compute each together, count as one. `weight`: of its
+    microbatch, set before the backward; `calls`: gradients were reduced since."""
 
     def __init__(self, place: int = 0, width: int = 1) -> None:
         self.place, self.width = place, width
@@ -62,7 +63,9 @@ class ShardSums:
                 remedy="fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=..., reduce_dtype="
                 "torch.float32))",
             )
-        if self.weight != 1.0:
+        if not self.weight:
+            input_tensor.zero_()  # also what is not finite, or below zero
+        elif self.weight != 1.0:
             input_tensor.mul_(self.weight)
         from torch import distributed as dist
 
@@ -114,21 +117,51 @@ def _added(rows: list[Tensor], node: tuple[int, int]) -> Tensor:
     return _added(rows, left).add_(_added(rows, right))
 
 
-def sharded(named: Sequence[tuple[str, Tensor]], width: int) -> bool:
-    """Whether the parameters are shards. ConfigError if they are not all sharded by rows over `width` ranks."""
-    if width == 1 and not any(is_shard(param) for _, param in named):
+def sharded(named: Sequence[tuple[str, Tensor]], width: int, tensor_parallel: int = 1) -> bool:
+    """Whether parameters are shards: by rows over `width` ranks, and by tensor parallelism over so many. ConfigError if
+    they are not all spread so."""
+    if width * tensor_parallel == 1 and not any(is_shard(param) for _, param in named):
         return False
     for name, param in named:
+        if tensor_parallel > 1 and not _divides(param, tensor_parallel):
+            raise ConfigError(
+                f"{name} is not cut into equal parts by the {tensor_parallel} ranks of tensor parallelism",
+                remedy='mesh=run.mesh(tp=...)["tp"], or run.mesh(tp=...) itself where it has no other dimension, for '
+                "parallelize_module; and sizes that the number of ranks divides",
+            )
         if not _by_rows(param, width):
             raise ConfigError(
                 f"{name} is not sharded by rows over the {width} ranks of this replica",
                 remedy="mesh = run.mesh(); fully_shard(model, mesh=mesh), before the optimizer is made and for every "
-                "parameter that it trains; tensor parallelism and ignored parameters are not done yet",
+                "parameter that it trains, also beside tensor parallelism; ignored parameters are not done yet",
             )
     return True
 
 
-def _by_rows(param: Any, width: int) -> bool:
-    from torch.distributed.tensor import Shard
+def _dims(param: Any) -> list[tuple[str, int, Any]]:
+    """(name, ranks, placement) of each dimension that a parameter is spread over."""
+    if not is_shard(param):
+        return []
+    mesh = param.device_mesh
+    return list(zip(mesh.mesh_dim_names or ("",) * mesh.ndim, mesh.shape, param.placements, strict=True))
 
-    return is_shard(param) and tuple(param.placements) == (Shard(0),) and param.device_mesh.size() == width
+
+def _by_rows(param: Any, width: int) -> bool:
+    rows = [(size, placement) for name, size, placement in _dims(param) if name != TENSOR_PARALLEL]
+    if not rows:
+        return width == 1
+    return len(rows) == 1 and rows[0][0] == width and _along(rows[0][1]) == 0
+
+
+def _along(placement: Any) -> int | None:
+    """The dimension that a placement cuts; what FSDP cuts after tensor parallelism has is no `Shard` to torch."""
+    return getattr(placement, "dim", None)
+
+
+def _divides(param: Any, ranks: int) -> bool:
+    for name, size, placement in _dims(param):
+        along = _along(placement)
+        whole = placement.is_replicate() or (along is not None and not param.shape[along] % ranks)
+        if name == TENSOR_PARALLEL and (size != ranks or not whole):
+            return False
+    return True

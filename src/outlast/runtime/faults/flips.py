@@ -20,6 +20,7 @@ from torch import Tensor
 from outlast.errors import ConfigError
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.step_checks import NoFlips
+from outlast.tensors import is_shard, local
 
 __all__ = ["Corruption", "Flip", "flip_bit", "ordered"]
 
@@ -28,7 +29,8 @@ _ANY = -1
 
 
 class Flip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ordered flip. `replica`: a slot (r1) or one incarnation (r1.2). `bit`: 0 is the least of the mantissa.
+    """One ordered flip. `replica`: a slot (r1) or one incarnation (r1.2); of several ranks the lead, or another one
+    (r1/1, r1/1.2), which strikes what that rank holds. `bit`: 0 is the least of the mantissa.
 
     `parameter`: its name or number; of a sum or of what is reduced: the bucket's number, -1 for whichever comes first.
     Of a checked product: its number in the microbatch's computation. `element` counts from the front and wraps around.
@@ -80,7 +82,7 @@ class Corruption(NoFlips):
         self._in_all = [0] * len(self.flips)
         self._stuck: dict[int, bool] = {}  # persistent flip -> the value its bit is stuck at
         for number, flip in enumerate(self.flips):
-            if flip.target == "gradient":
+            if flip.target == "gradient" and not is_shard(self._of(flip)):
                 self._of(flip).register_hook(self._hook(number))  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -107,6 +109,13 @@ class Corruption(NoFlips):
             elif flip.target in ("parameter", "moment") and self._due(number, once=True):
                 self._in_step[number] += 1
                 self._strike_state(number, flip)
+
+    def after_backward(self, index: int, grad: Tensor) -> None:
+        """My rows of a sharded parameter's gradient are there: strike them, which the hooks of torch would not see."""
+        for number in [n for n in self._armed if self._of(self.flips[n]) is self._params[index]]:
+            if grad.numel():
+                self._armed.remove(number)
+                self._strike(number, grad)
 
     def after_sum(self, bucket: int, flat: Tensor) -> None:
         """A bucket of a partial sum was fingerprinted: strike where failing memory would."""
@@ -138,7 +147,8 @@ class Corruption(NoFlips):
             self._strike(number, flat)
 
     def _strike(self, number: int, tensor: Tensor) -> None:
-        flip, width = self.flips[number], 8 * tensor.element_size()
+        flip, tensor = self.flips[number], local(tensor)
+        width = 8 * tensor.element_size()
         flip_bit(tensor, flip.element, (flip.bit + (self._in_all[number] if flip.drift else 0)) % width)
         self._in_all[number] += 1
         self.num_struck += 1
@@ -148,6 +158,7 @@ class Corruption(NoFlips):
         if flip.target == "moment":
             target = next((o.state[target].get(flip.moment) for o in self._optimizers if target in o.state), None)
         if isinstance(target, Tensor):
+            target = local(target)
             if flip.persistent and self._stuck.get(number) is read_bit(target, flip.element, flip.bit):
                 return
             self._strike(number, target)

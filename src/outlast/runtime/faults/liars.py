@@ -32,9 +32,10 @@ _Held = tuple[str, int, tuple[int, ...]]  # a member, a row, and which of the me
 
 
 class Lie(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`replicas`: slots (r1) or incarnations (r1.2) that collude. `attack`: a name in `ATTACKS`, `inconsistent` or
-    `lying_reducer`, with its `options`. `optimise`: take the factor that carries the rule furthest. `pattern`: lie only
-    about the parameters of this pattern of the aggregation, so that one run can hold many cases; empty: about all."""
+    """`replicas`: slots (r1) or incarnations (r1.2) that collude, each with all its ranks, or one rank of a slot (r1/1;
+    r1/0 is the lead). `attack`: a name in `ATTACKS`, `inconsistent` or `lying_reducer`, with its `options`. `optimise`:
+    take the factor that carries the rule furthest. `pattern`: lie only about the parameters of this pattern of the
+    aggregation, so that one run can hold many cases; empty: about all."""
 
     replicas: tuple[str, ...]
     attack: str
@@ -43,28 +44,30 @@ class Lie(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     optimise: bool = False
     pattern: str = ""
 
-    def includes(self, member: str) -> bool:
-        return member in self.replicas or member.partition(".")[0] in self.replicas
+    def includes(self, member: str, place: int = 0) -> bool:
+        """Whether this rank of a member lies."""
+        slot = member.partition(".")[0]
+        return not {member, slot, f"{slot}/{place}"}.isdisjoint(self.replicas)
 
 
-def lying(text: str, me: str, plane: Plane, engine: Engine) -> Plane:
+def lying(text: str, me: str, plane: Plane, engine: Engine, place: int) -> Plane:
     """The plane through which this member lies, or `plane` itself if it is honest."""
     try:
         lies = msgspec.json.decode(text, type=list[Lie])
     except msgspec.DecodeError as error:
         raise ConfigError(f"OUTLAST_LIES is no list of lies: {error}", remedy="see prove") from error
-    mine = [lie for lie in lies if lie.includes(me)]
+    mine = [lie for lie in lies if lie.includes(me, place)]
     for lie in mine:
         if lie.attack not in (*ATTACKS, "inconsistent", "lying_reducer"):
             raise ConfigError(f"no attack {lie.attack!r}", remedy=f"one of: {', '.join(ATTACKS)}")
-    return Liar(mine, plane, engine) if mine else plane
+    return Liar(mine, plane, engine, place) if mine else plane
 
 
 class Liar:
     """A plane that offers its buckets last, and falsely. Everything else is the honest plane's."""
 
-    def __init__(self, lies: Sequence[Lie], plane: Any, engine: Engine) -> None:
-        self.lies, self.plane, self.engine = lies, plane, engine
+    def __init__(self, lies: Sequence[Lie], plane: Any, engine: Engine, place: int = 0) -> None:
+        self.lies, self.plane, self.engine, self._place = lies, plane, engine, place
         self._earlier: dict[int, Tensor] = {}
         self._task: ExchangeTask | None = None
         self._held_back: list[int] = []
@@ -116,7 +119,7 @@ class Liar:
     def _lie_last(self, lie: Lie, bucket: int) -> None:
         members, task = self.plane.members, self._task
         assert task is not None
-        liars = [name for name in members if lie.includes(name)]
+        liars = [name for name in members if lie.includes(name, self._place)]
         honest = [name for name in members if name not in liars]
         self.plane.mesh.collect(SumsReady, task.step, bucket, Phase.SCATTERED, honest)
         false, mine = self._rows_of(liars), self._rows_of([self.plane.mesh.me])
@@ -157,7 +160,7 @@ class Liar:
 
     def _share(self, node: Node) -> float:
         assert self._task is not None
-        return sum(self.engine.weight(self._task.step, leaf) for leaf in range(*node))
+        return sum(self.engine.weight(self._task.step, leaf) for leaf in self.engine.under(node))
 
     def _momentum(self, held: _Held, bucket: int) -> tuple[float, Tensor] | None:
         robust = self.engine.robust

@@ -43,7 +43,9 @@ class Child:
         self._reaped = False
 
     def send(self, number: signal.Signals) -> None:
-        """A signal to exactly this process, whatever its number is reused for."""
+        """A signal to exactly this process, whatever its number is reused for; nothing once it was reaped."""
+        if self._reaped:  # its descriptor is closed, and may be another's by now
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.fd, number)
 
@@ -101,4 +103,9 @@ def start(
             cwd=cwd,
         )
     process.returncode = 0  # it is ours to reap, not subprocess's
-    return Child(process.pid)
+    try:
+        return Child(process.pid)
+    except OSError:  # no descriptor for it: nobody could watch or end it
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+        raise

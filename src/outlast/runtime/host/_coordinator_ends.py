@@ -17,28 +17,43 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.core.protocol import messages as m
-from outlast.errors import OutlastError
+from outlast.errors import EnvironmentFault, OutlastError
 from outlast.journal import Journal
-from outlast.runtime.transport.save_messages import COORDINATOR_RECORD
+from outlast.runtime.transport.save_messages import COORDINATOR_RECORD, SAVE_EPOCHS
 
-__all__ = ["CoordinatorEnds", "ended_code"]
+__all__ = ["CoordinatorEnds", "ended_code", "keeps_checkpoints"]
 
 _LOG_BYTES = 2000
 
 
 def ended_code(run_dir: Path, code: int | None = None) -> int | None:
     """The run's exit code if the coordinator left because the run was over, None if it died. On a full disk the
-    last event may have found no room; the record, which keeps some, says so of a coordinator that ended by `code`."""
-    with Journal.open_reader(run_dir) as journal:
-        finished = _finished(journal)
-        record = _record(journal)
+    last event may have found no room; the record, which keeps some, says so of a coordinator that ended by `code`.
+
+    None, too, where neither can be read just now, as for want of a descriptor: a successor reads it, and ends the run
+    again if it was over.
+    """
+    try:
+        with Journal.open_reader(run_dir) as journal:
+            finished, record = _finished(journal), _record(journal)
+    except EnvironmentFault:
+        return None
     if finished is not None:
         return finished.exit_code
     return code if record.outcome and code == record.exit_code else None
 
 
+def keeps_checkpoints(run_dir: Path) -> bool:
+    """Whether the coordinator has a place to save to, wherever that was said; True where it cannot be read just now."""
+    try:
+        with Journal.open_reader(run_dir) as journal:
+            return journal.get(SAVE_EPOCHS) is not None
+    except EnvironmentFault:
+        return True
+
+
 class CoordinatorEnds:
-    """Of one run, in its launcher."""
+    """Remembers in the launcher how coordinators of its run ended, until one that lives has told it."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir

@@ -7,16 +7,14 @@ Nobody else's signals mean anything to it: the run is not its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -24,7 +22,9 @@ from outlast.config import Resolved, RunConfig, decoded
 from outlast.core import events
 from outlast.errors import EnvironmentFault
 from outlast.journal import Journal, RunLock, holds_run, keep_clock
-from outlast.runtime.host._children import Child, start
+from outlast.runtime.host._children import Child
+from outlast.runtime.host._host_system import HERE, HostSystem
+from outlast.runtime.host._notices import Notices
 from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.transport.endpoints import listen_on
 
@@ -35,7 +35,7 @@ _LAST_S = 10.0  # for it to take in how the run has ended
 
 
 class _Heir(Launcher):
-    """See the module."""
+    """Keeps a coordinator's process that waits for its turn, on a host that did not start the run."""
 
     @property
     def _here(self) -> int:
@@ -81,9 +81,6 @@ class _Heir(Launcher):
         made.pop("OUTLAST_OWN_HOSTS", None)
         return made
 
-    def _signalled(self, number: int, _: Any) -> None:
-        return
-
     def _ask_agents_to_stop(self, finished: bool = False, until_s: float = 0.0) -> None:
         return
 
@@ -91,7 +88,8 @@ class _Heir(Launcher):
 class HeirWatch:
     """Keeps an heir, from the agent's main thread. `environ`: what the replicas here inherit."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], system: HostSystem = HERE) -> None:
+        self._system = system
         config: RunConfig = decoded(environ["OUTLAST_CONFIG"])
         self._wanted = config.record != "sqlite" and "OUTLAST_AGENT_OF" not in environ  # the launcher's have it
         self._environ, self._folder = dict(environ), Path(environ["OUTLAST_RUN_DIR"])
@@ -107,19 +105,18 @@ class HeirWatch:
         """Start it, and again if it has ended. Call it now and then."""
         if self._child is not None and self._child.reap() is not None:
             self._child = None
-        if self._wanted and self._child is None and time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _AGAIN_S
+        if self._wanted and self._child is None and self._system.now_s() >= self._next_s:
+            self._next_s = self._system.now_s() + _AGAIN_S
             command = [sys.executable, "-m", "outlast.runtime.host._heir"]
-            self._child = start(command, environ=self._environ, log=self._folder / "logs" / "heir.log")
+            with contextlib.suppress(OSError):  # no process is to be had: the replicas here need none, and it is later
+                self._child = self._system.start(command, environ=self._environ, log=self._folder / "logs" / "heir.log")
 
     def close(self, over: bool) -> None:
         """The agent ends. `over`: so does the run, and the heir by itself once it has taken that in."""
         self._wanted, child = False, self._child
         if child is None or child.reap() is not None:
             return
-        poll = select.poll()
-        poll.register(child.fd, select.POLLIN)
-        if not (over and poll.poll(1000.0 * _LAST_S)):
+        if not (over and self._system.ready([child.fd], _LAST_S)):
             child.send(signal.SIGKILL)
         child.wait()
 
@@ -131,6 +128,7 @@ def main() -> int:
         resolved=Resolved(config=config, origins=dict.fromkeys(RunConfig.__struct_fields__, "default")),
         command=json.loads(os.environ["OUTLAST_COMMAND"]),
         run_dir=Path(os.environ["OUTLAST_RUN_DIR"]),
+        notices=Notices(deaf=True),
     )
     heir.run_id, heir.secret = os.environ["OUTLAST_RUN"], bytes.fromhex(os.environ["OUTLAST_SECRET"])
     return heir.run()

@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 from outlast.core.protocol import messages as m
-from outlast.runtime.host._children import Child, Exit, start
+from outlast.runtime.host._children import Child, Exit
+from outlast.runtime.host._host_system import HERE, HostSystem
 
 __all__ = ["HostDoubt"]
 
@@ -28,15 +29,17 @@ class HostDoubt:
     """Has a host's device asked where its readings give reason to. `turn` is called at each heartbeat; `command`: what
     asks the device, and answers in JSON."""
 
-    def __init__(self, agent: str, run_dir: Path, command: tuple[str, ...] = _COMMAND) -> None:
-        self.agent, self._command = agent, command
+    def __init__(
+        self, agent: str, run_dir: Path, command: tuple[str, ...] = _COMMAND, system: HostSystem = HERE
+    ) -> None:
+        self.agent, self._command, self._system = agent, command, system
         self._log = run_dir / "logs" / f"{agent}.test.log"
         self._evidence = ""
         self._child: Child | None = None
 
     @property
     def pid(self) -> int:
-        """Of the test that runs, or 0."""
+        """The process of the test that runs, or 0."""
         return self._child.pid if self._child is not None else 0
 
     def alarmed(self, alarm: m.DeviceNoted) -> None:
@@ -58,7 +61,7 @@ class HostDoubt:
         try:
             self._log.parent.mkdir(exist_ok=True)
             self._log.unlink(missing_ok=True)
-            self._child = start(self._command, environ=environ, log=self._log)
+            self._child = self._system.start(self._command, environ=environ, log=self._log)
         except OSError as error:
             self._evidence = ""
             print(f"outlast: the doubted host cannot be tested: {error}", file=sys.stderr, flush=True)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
-import time
 from collections.abc import Mapping
 
 from outlast.core.protocol import messages as m
+from outlast.runtime.host._host_system import HERE, HostSystem
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 
@@ -58,7 +57,8 @@ class BlocksShown:
 class RankBlocks:
     """The launcher's end. `fd` is readable when there is news to take in; the agent is started with `passed`."""
 
-    def __init__(self) -> None:
+    def __init__(self, system: HostSystem = HERE) -> None:
+        self._system = system
         self._sock, self.passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
         self._ranks: dict[str, tuple[Progress, int]] = {}
@@ -99,13 +99,9 @@ class RankBlocks:
         return tuple(found)
 
     def _await_ends(self, until_s: float) -> None:
-        poll, alive = select.poll(), {fd for _, fd in self._ranks.values()}
-        for fd in alive:
-            poll.register(fd, select.POLLIN)
-        while alive and (left_s := until_s - time.monotonic()) > 0:
-            for fd, _ in poll.poll(left_s * 1000.0):
-                poll.unregister(fd)
-                alive.discard(fd)
+        alive = {fd for _, fd in self._ranks.values()}
+        while alive and (left_s := until_s - self._system.now_s()) > 0:
+            alive.difference_update(self._system.ready(alive, left_s))
 
     def _forget(self, member: str) -> None:
         known = self._ranks.pop(member, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from outlast.core.phases import OWNED, WAITS, Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import MembershipError
 from outlast.runtime.host._children import Child, Exit
-from outlast.runtime.host.silence import cpu_s, kernel_state
+from outlast.runtime.host._host_system import HostSystem
 from outlast.runtime.transport.progress_block import Progress
 
 __all__ = ["Rank", "absent", "cause_of", "detail_of", "evidence_of", "free_number", "patience_s", "suspect", "works"]
@@ -37,12 +36,13 @@ class Rank:
     key: str = ""  # among all ranks
     siblings: list[Rank] = field(default_factory=list)
     how: Exit | None = None  # it has ended
+    seen_s: float = 0.0  # when its agent saw it last before that: it lived
     swept: bool = False  # killed as another had ended
     number: int = 0  # of the replica, among those that its agent has
 
     def first_to_fail(self) -> Rank:
-        """Of a replica that has ended, the rank whose end was not another's doing; its lead, if all ended well. A
-        signal from outside comes first: a collective of the script raises where another rank was killed."""
+        """The rank of an ended replica whose end was not another's doing; its lead, if all ended well. A signal from
+        outside comes first: a collective of the script raises where another rank was killed."""
         failed = [r for r in (self, *self.siblings) if not r.swept and r.how is not None and r.how.code != 0]
         struck = [r for r in failed if r.how is not None and r.how.signal is not None]
         own = [r for r in failed if r.how is not None and r.how.code != MembershipError.exit_code]
@@ -91,13 +91,15 @@ def suspect(ranks: Sequence[Rank], now_s: float, outside_s: float, formation_s: 
     return (max(working, key=lambda row: row[0])[1] if working else ranks[0]), False
 
 
-def works(ranks: Sequence[Rank], before_s: Mapping[int, float], least_s: float) -> bool:
+def works(ranks: Sequence[Rank], before_s: Mapping[int, float], least_s: float, system: HostSystem) -> bool:
     """Whether any of a replica's ranks has used so much of its processor, or would if there were one for it."""
-    advanced = any(cpu_s(pid) - before > least_s for pid, before in before_s.items())
-    return advanced or any(kernel_state(rank.child.pid)[0] == "R" for rank in ranks)
+    advanced = any(system.cpu_s(pid) - before > least_s for pid, before in before_s.items())
+    return advanced or any(system.state(rank.child.pid)[0] == "R" for rank in ranks)
 
 
-def evidence_of(rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool, formation_s: float) -> m.Examined:
+def evidence_of(
+    rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool, formation_s: float, now_s: float
+) -> m.Examined:
     """What is told of a suspect. Who is stopped learns no deadlines."""
     phase, _, _, alive_s, allowed_s = rank.progress.read()
     return m.Examined(
@@ -105,7 +107,7 @@ def evidence_of(rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool
         state=state,
         traced=traced,
         phase=phase,
-        silent_s=time.monotonic() - alive_s,
+        silent_s=now_s - alive_s,
         cpu_advanced=advanced,
         allowed_s=min(allowed_s, formation_s) if state == "T" else allowed_s,
         deaf=deaf,

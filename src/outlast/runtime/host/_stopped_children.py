@@ -7,6 +7,7 @@ child is continued once; when it is stopped again, the coordinator is told, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from outlast.runtime.host.silence import kernel_state
@@ -20,15 +21,16 @@ _FORGIVEN_S = 60.0
 
 
 class Stopped:
-    """Which children are stopped, since when, and when they were last continued."""
+    """Which children are stopped, since when, and when they were last continued. `state`: what the kernel says."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: Callable[[int], tuple[str, bool]] = kernel_state) -> None:
+        self._state = state
         self._since: dict[str, float] = {}
         self._continued: dict[str, float] = {}
 
     def look(self, name: str, pid: int, now_s: float) -> tuple[Literal["", "once", "again"], float]:
         """(what is to be said about it now, for how long it has been stopped). A traced child belongs to a debugger."""
-        if kernel_state(pid) != ("T", False):
+        if self._state(pid) != ("T", False):
             self._since.pop(name, None)
             return "", 0.0
         for_s = now_s - self._since.setdefault(name, now_s)

@@ -7,13 +7,9 @@ suspect's evidence means is `core/policy`'s matter.
 
 from __future__ import annotations
 
-import contextlib
-import heapq
 import os
-import select
 import signal
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +20,10 @@ from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.errors import WireRefusal
 from outlast.runtime.host._agent_ranks import AgentRanks, host_of
-from outlast.runtime.host._replica_ranks import (
-    Rank,
-)
+from outlast.runtime.host._host_lease import HostLease
+from outlast.runtime.host._replica_ranks import Rank
 from outlast.runtime.host._stopped_children import LOOK_S
-from outlast.runtime.host.silence import BEAT_S, excused, kernel_state
+from outlast.runtime.host.silence import BEAT_S
 from outlast.runtime.transport.frames import SILENT_BEATS, Heartbeat, HeartbeatReply
 
 __all__ = ["Agent", "host_of", "main"]
@@ -36,14 +31,14 @@ __all__ = ["Agent", "host_of", "main"]
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     m.FromCoordinator | HeartbeatReply | hm.Briefing | hm.Turned
 )
-_ENDS = {"finished": 0, "turned away": 4, "left alone": 3, "asked to leave": 143, "stopped": 143}
-"""Exit codes; 1 for another end."""
+_ENDS = {"turned away": 4, "left alone": 3, "asked to leave": 143, "stopped": 143}
+"""Exit codes; the run's where it has finished, and 1 for another end."""
 _NOT_THE_RUNS = ("turned away", "left alone", "asked to leave")
 
 
 class Agent(AgentRanks):
     """Does on one host what the coordinator orders. `environ`: what its ranks inherit, with the run's secrets;
-    `command`: the user's script; `link`: to the coordinator, if there is one already."""
+    `command`: the user's script; the others as of `AgentRanks`."""
 
     turned: Callable[[str], None] = staticmethod(lambda _: None)
     """Called in each turn of the loop, with why this host is not in the run, or nothing."""
@@ -56,74 +51,69 @@ class Agent(AgentRanks):
     # --- the loop ------------------------------------------------------------------------------------------------
     def run(self) -> int:
         """Until told to stop and all ranks are gone; the exit code."""
-        self.nursery.begin()
-        self._at(0.0, self._connect)
-        self._at(self.heartbeat_s, self._beat)
-        self._at(BEAT_S, self._give_sign)
-        self._at(LOOK_S, self._look_for_the_stopped)
+        self.starter.nursery.begin()
+        self.agenda.at(0.0, self._connect)
+        self.agenda.at(self.heartbeat_s, self._beat)
+        self.agenda.at(BEAT_S, self._give_sign)
+        self.agenda.at(LOOK_S, self._look_for_the_stopped)
         if self.readings.wanted:
-            self._at(self.readings.interval_s, self._read_host)
+            self.agenda.at(self.readings.interval_s, self._read_host)
         while not (self.stopping and not self.ranks):
             self._turn()
-        if self.link is not None:
-            self.link.close()
-        self.nursery.close()
+        self.line.drop()
+        self.starter.nursery.close()
         self.readings.close()
         self.doubt.close()
         self.heir.close(over=self.stopping not in _NOT_THE_RUNS)
-        return _ENDS.get(self.stopping, 1)
+        return self.finished_code if self.stopping == "finished" else _ENDS.get(self.stopping, 1)
 
     def _turn(self) -> None:
         if self._asked:
             self._stop(self._asked)
         self.turned(self._why_out())
-        poll = select.poll()
-        poll.register(self._wake_fd, select.POLLIN)
         by_fd = {rank.child.fd: (lead, rank) for lead in self.ranks.values() for rank in lead.all()}
-        for fd in by_fd:
-            poll.register(fd, select.POLLIN)
-        if self.link is not None:
-            poll.register(self.link.sock.fileno(), select.POLLIN)
-        nursery_fd = self.nursery.fd
-        if nursery_fd >= 0:
-            poll.register(nursery_fd, select.POLLIN)
-        due = self._agenda[0][0] if self._agenda else time.monotonic() + 3600.0
-        for fd, _ in poll.poll(max(0.0, due - time.monotonic()) * 1000.0):
+        nursery = self.starter.nursery
+        nursery_fd = nursery.fd
+        fds = [self._wake_fd, *by_fd, *self.line.fds, *([nursery_fd] if nursery_fd >= 0 else [])]
+        found = self.system.ready(fds, 0.0 if self.line.more else self.agenda.left_s())
+        looked_s = self.system.now_s()
+        for fd in found:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
             elif fd in by_fd:
                 self._ended(*by_fd[fd])
             elif fd == nursery_fd:
-                self.nursery.hear()
+                nursery.hear()
                 self._spawn_unborn()
             else:
                 self._receive()
-        while self._agenda and self._agenda[0][0] <= time.monotonic():
-            heapq.heappop(self._agenda)[2]()
+        while self.line.more:
+            self._receive()
+        self._seen_s = looked_s
+        self.agenda.turn()
 
     def _why_out(self) -> str:
         if self.stopping:
             return f"it is leaving the run: {self.stopping}"
-        return "" if self.link is not None else "it is not connected with the coordinator"
+        return "" if self.line.link is not None else "it is not connected with the coordinator"
 
     def _read_host(self) -> None:
-        for alarm in self.readings.turn() if self.link is not None else ():  # nobody hears: nothing is asked
+        for alarm in self.readings.turn() if self.line.link is not None else ():  # nobody hears: nothing is asked
             self.doubt.alarmed(alarm)
             self._send(alarm)
-        self._at(self.readings.interval_s, self._read_host)
+        self.agenda.at(self.readings.interval_s, self._read_host)
 
     def _give_sign(self) -> None:
         """For the launcher, which continues an agent that was stopped."""
         self.sign.alive()
-        self._at(BEAT_S, self._give_sign)
+        self.agenda.at(BEAT_S, self._give_sign)
 
     # --- the coordinator -----------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
         """Now and then: a heartbeat, and a look at who is silent (in a view of one nobody else would notice)."""
-        now = time.monotonic()
-        lost = now - self._heard_s > SILENT_BEATS * self.heartbeat_s or self.place.now() != self.linked_to
-        if self.link is not None and lost:
+        now = self.system.now_s()
+        if self.line.lost(SILENT_BEATS * self.heartbeat_s):
             self._disconnected()
         if not self.stopping:
             self.heir.turn()
@@ -132,26 +122,24 @@ class Agent(AgentRanks):
             if rank.progress.changes and self._too_silent(rank, now):
                 self._examine(rank.name)
         idle = not (self.ranks or self.pending or self.stopping)
-        for result in self.doubt.turn(idle=idle) if self.link is not None else ():
+        for result in self.doubt.turn(idle=idle) if self.line.link is not None else ():
             self._send(result)
         self._reap_strangers()
-        if self.host is not None:
-            self._answered_s = excused(self._answered_s, now - self._beat_s, now, self.lease_s)
-            self._mind_the_lease(now - self._answered_s)
-        self._beat_s = now
-        self._at(self.heartbeat_s, self._beat)
+        if self.lease is not None:
+            self._mind_the_lease(self.lease, self.lease.alone_s(now))
+        self.agenda.at(self.heartbeat_s, self._beat)
 
-    def _mind_the_lease(self, alone_s: float) -> None:
+    def _mind_the_lease(self, lease: HostLease, alone_s: float) -> None:
         """Others may have gone on without this host: its replicas end with their lease, and it with its patience."""
-        if alone_s > self.lease_s:
+        if alone_s > lease.lease_s:
             for rank in list(self.ranks.values()):
                 self._kill(rank.name, f"no word of the coordinator for {alone_s:.0f} s, longer than the lease")
-        if alone_s > self.alone_s and not self.stopping:
+        if alone_s > lease.patience_s and not self.stopping:
             self._stop("left alone")
 
     def _look_for_the_stopped(self) -> None:
         """Continue each child once; of who is stopped again the coordinator hears."""
-        now = time.monotonic()
+        now = self.system.now_s()
         for rank in self._every():
             found, for_s = self.stopped.look(rank.key, rank.child.pid, now)
             if found == "once":
@@ -159,31 +147,26 @@ class Agent(AgentRanks):
                 self._send(m.Continued(member=rank.name, for_s=for_s))
             elif found == "again":
                 self._examine(rank.name)
-        if self.nursery.fd >= 0 and self.stopped.look("", self.nursery.pid, now)[0]:
-            self.nursery.wake()
-        self._at(LOOK_S, self._look_for_the_stopped)
+        if self.starter.nursery.fd >= 0 and self.stopped.look("", self.starter.nursery.pid, now)[0]:
+            self.starter.nursery.wake()
+        self.agenda.at(LOOK_S, self._look_for_the_stopped)
 
     def _reap_strangers(self) -> None:
         """What was adopted beside a rank: a loader of one that died at that moment, a rank whose number came late."""
-        known = {self.nursery.pid, self.doubt.pid, self.heir.pid, *(rank.child.pid for rank in self._every())}
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                if ended.si_pid in known:  # is dealt with where it is waited for; the others when it has been
-                    return
-                os.waitpid(ended.si_pid, 0)
+        known = {self.starter.nursery.pid, self.doubt.pid, self.heir.pid, *(rank.child.pid for rank in self._every())}
+        self.system.reap_strangers(known)
 
     def _too_silent(self, rank: Rank, now_s: float) -> bool:
         """Beyond its deadline. Who is stopped is looked after beside this."""
         phase, _, _, alive_s, allowed_s = rank.progress.read()
         limit_s = min(allowed_s, self.outside_s) if phase in OWNED else self.outside_s
-        return phase is not Phase.IDLE and now_s - alive_s > limit_s and kernel_state(rank.child.pid)[0] != "T"
+        return phase is not Phase.IDLE and now_s - alive_s > limit_s and self.system.state(rank.child.pid)[0] != "T"
 
     def _receive(self) -> None:
-        link = self.link
-        if link is None:
+        if self.line.link is None:
             return
         try:
-            message = link.receive(_decoder)
+            message = self.line.receive(_decoder)
         except (OSError, msgspec.DecodeError):
             self._disconnected()
             return
@@ -191,14 +174,14 @@ class Agent(AgentRanks):
             print(f"outlast: from the coordinator: {error.message}; connecting again", file=sys.stderr, flush=True)
             self._disconnected()
             return
-        self._heard_s = time.monotonic()
         if isinstance(message, hm.Turned | hm.Briefing):  # of whichever run: its epochs may be below ours
             self._told_of_the_run(message)
         if message.epoch < self.epoch or self._over:
             return
         self.epoch = message.epoch
         if isinstance(message, HeartbeatReply):
-            self._answered_s = message.sent_s
+            if self.lease is not None:
+                self.lease.answered(message.sent_s)
         elif isinstance(message, m.Spawn):
             self._order(message)
         elif isinstance(message, m.Kill):
@@ -209,6 +192,8 @@ class Agent(AgentRanks):
             for rank in self.ranks[message.member].all():
                 rank.child.send(signal.SIGCONT)
         elif isinstance(message, m.Stop):
+            if message.reason == "finished":
+                self.finished_code = message.exit_code
             self._stop(message.reason)
 
     def _told_of_the_run(self, said: hm.Turned | hm.Briefing) -> None:

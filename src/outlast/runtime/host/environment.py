@@ -26,6 +26,7 @@ from outlast.runtime.transport.endpoints import read_host_port
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.rank_channel import RankPipe, call_lead, meet_ranks
 from outlast.runtime.transport.regions import Region
+from outlast.runtime.transport.tls import Tls, tls_of
 
 __all__ = ["Environment"]
 
@@ -49,16 +50,23 @@ class Environment:
     hold: str = ""  # the launcher's memory for snapshots
     address: str = ""  # of this host, where the run spans several
     place: int = 0  # among the ranks of this replica; 0 is its lead
+    tensor_parallel: int = 1  # ranks that compute each microbatch together
     device: int = 0  # the number of its device among those of its machine
     pipes: list[RankPipe] = field(default_factory=list)  # the lead's, to the others
     lead: RankPipe | None = None  # the others', to the lead
     until: int = 0  # end every loop after so many steps, and the script with it; 0: do not
+    tls: Tls | None = None  # for what goes to other hosts
     probation: bool = False  # the diary says that this device came back a short while ago
 
     @property
     def width(self) -> int:
         """How many ranks this replica has."""
         return self.config.ranks if self.coordinator is not None else 1
+
+    @property
+    def at_a_time(self) -> int:
+        """How many microbatches this replica computes at a time."""
+        return self.width // self.tensor_parallel
 
     def meet(self) -> None:
         """Find the other ranks of this replica. Raises MembershipError if they do not come."""
@@ -115,6 +123,7 @@ class Environment:
             hold=environ.get("OUTLAST_HOLD", ""),
             address=environ.get("OUTLAST_ADDRESS", ""),
             until=_until(environ),
+            tls=tls_of(config.tls),
             probation=bool(environ.get("OUTLAST_PROBATION")),
         )
 

@@ -23,15 +23,17 @@ from typing import Any
 
 import msgspec
 
-from outlast.config import decoded
+from outlast.config import RunConfig, TlsFiles, decoded, encoded
 from outlast.core.protocol import host_messages as hm
 from outlast.errors import ConfigError, EnvironmentFault, MembershipError, WireRefusal
 from outlast.journal import check_reachable
 from outlast.runtime.host.agent import Agent, host_of
+from outlast.runtime.host.coordinator_finder import CoordinatorFinder
 from outlast.runtime.host.probes import Probes
 from outlast.runtime.transport.coordinator_place import keep_place
-from outlast.runtime.transport.endpoints import data_address, read_host_port, shown
+from outlast.runtime.transport.endpoints import data_address, shown
 from outlast.runtime.transport.frames import HeartbeatReply, Link
+from outlast.runtime.transport.tls import tls_of
 
 __all__ = ["JoinOptions", "join_run", "read_secret"]
 
@@ -39,16 +41,15 @@ _TRY_S = 5.0  # for one connection
 _PAUSE_S = (0.1, 2.0)  # between two tries: at first, at most
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LEFT = 128 + signal.SIGTERM  # the exit code of a host that was asked to leave
-_HUNG_UP = 6  # tries that the coordinator let go of unproved: its door is crowded for moments only
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hm.Briefing | hm.Turned | HeartbeatReply)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinOptions:
-    """`endpoint`: the coordinator's; `address`: of this host, "" for the one that reaches it; `folder`: for the logs of
-    the replicas here, "" for one under `outlast-runs`; `wait_s`: for the coordinator to be there; `probes`: where an
-    engine's are answered, "" for nowhere."""
+    """`endpoint`: the coordinator's, or the record of its run, etcd://…; `address`: of this host, "" for the one that
+    reaches it; `folder`: for the logs of the replicas here, "" for one under `outlast-runs`; `wait_s`: for the
+    coordinator to be there; `probes`: where an engine's are answered, "" for nowhere."""
 
     endpoint: str
     secret: bytes
@@ -58,6 +59,7 @@ class JoinOptions:
     folder: str = ""
     wait_s: float = 600.0
     probes: str = ""
+    tls: TlsFiles | None = None
 
 
 def read_secret(file: Path | None, text: str | None) -> bytes | None:
@@ -90,20 +92,12 @@ def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
     """Join, and stay until the run ends; the exit code. Raises ConfigError, EnvironmentFault, MembershipError."""
     if not _NAME.fullmatch(options.host):
         raise ConfigError(f"{options.host!r} is no name for a host", remedy="letters, digits, dots and dashes: --host")
-    peer = read_host_port(options.endpoint, "--join")
+    finder = CoordinatorFinder(options.endpoint, options.secret, os.environ)
     for number in _ENDS:  # until it is in the run: a container's first process has no other way to be asked
         signal.signal(number, _leave)
     name, probes = f"{options.host}:{secrets.token_hex(2)}", Probes(options.probes)
-    link, address = _connected(options, peer, name, say, probes)
-    offer = host_of(name, _offered(options, address))
-    assert offer is not None
-    try:
-        link.send(msgspec.structs.replace(offer, sent_s=time.monotonic()))
-        told = link.receive(_decoder)
-    except (OSError, WireRefusal, msgspec.DecodeError) as error:
-        raise EnvironmentFault(
-            f"{shown(*peer)} let go of this host: {error}", remedy="see the coordinator's log, in the run directory"
-        ) from error
+    link, peer, address, told = _connected(options, finder, name, say, probes)
+    finder.close()
     if not isinstance(told, hm.Briefing):
         raise MembershipError(
             f"the run at {shown(*peer)} does not take this host: {getattr(told, 'reason', told)}",
@@ -127,44 +121,62 @@ def _leave(*_: object) -> None:
 
 
 def _connected(
-    options: JoinOptions, peer: tuple[str, int], name: str, say: Callable[[str], None], probes: Probes
-) -> tuple[Link, str]:
-    """Once the coordinator is there. A wrong secret is not tried again."""
+    options: JoinOptions, finder: CoordinatorFinder, name: str, say: Callable[[str], None], probes: Probes
+) -> tuple[Link, tuple[str, int], str, Any]:
+    """Once the coordinator is there: with its place, this host's address, and what it says to its offer. A wrong secret
+    is not tried again, unless the coordinator may have moved from there."""
     until_s, pause_s, told = time.monotonic() + options.wait_s, _PAUSE_S[0], ""
-    pause, hung_up = threading.Event(), 0
+    pause, tls = threading.Event(), tls_of(options.tls)
     while True:
         probes.turned("it waits for the coordinator")
+        at = finder.told
         try:
-            link = Link(peer, options.secret, "agent", name, timeout_s=_TRY_S)
-            return link, data_address(options.address, peer, "--address")
+            peer = finder.now()
+            at = shown(*peer)
+            link = Link(peer, options.secret, "agent", name, _TRY_S, tls=tls)
+            address = data_address(options.address, peer, "--address")
+            probes.turned("it waits for the coordinator")
+            return link, peer, address, _offer(link, name, options, address)
         except WireRefusal as error:
-            raise _unproved(peer, error.message) from error
+            reason = error.message
+            if not finder.asks:
+                raise _unproved(at, reason, error.remedy) from error
         except ConnectionRefusedError:
             reason = "nobody listens there"
-        except ConnectionError as error:
-            reason, hung_up = "it let go of the connection", hung_up + 1
-            if hung_up >= _HUNG_UP:
-                raise _unproved(peer, "it does not know this secret") from error
+        except ConnectionError:  # its door is crowded, or it has just died and is followed by another
+            reason = "it let go of the connection"
         except OSError as error:
             reason = error.strerror or str(error)
         if time.monotonic() + pause_s > until_s:
             raise EnvironmentFault(
-                f"no coordinator at {shown(*peer)} in {options.wait_s:g} s: {reason}",
+                f"no coordinator at {at} in {options.wait_s:g} s: {reason}",
                 did="nothing was started",
                 remedy="start outlast run there with --endpoint and --nnodes, or give --wait more seconds",
             )
         if reason != told:
-            say(f"waiting for the coordinator at {shown(*peer)}: {reason}")
+            say(f"waiting for the coordinator at {at}: {reason}")
             told = reason
         pause.wait(pause_s)
         pause_s = min(_PAUSE_S[1], 2 * pause_s)
 
 
-def _unproved(peer: tuple[str, int], reason: str) -> MembershipError:
+def _offer(link: Link, name: str, options: JoinOptions, address: str) -> Any:
+    """Offer this host; what the coordinator says to that. OSError if it is there no more."""
+    offer = host_of(name, _offered(options, address))
+    assert offer is not None
+    try:
+        link.send(msgspec.structs.replace(offer, sent_s=time.monotonic()))
+        return link.receive(_decoder)
+    except (OSError, WireRefusal, msgspec.DecodeError) as error:
+        link.close()
+        raise ConnectionError("no answer to the offer of this host") from error
+
+
+def _unproved(at: str, reason: str, remedy: str = "") -> MembershipError:
     return MembershipError(
-        f"{shown(*peer)}: {reason}",
+        f"{at}: {reason}",
         did="nothing was started",
-        remedy="the secret of this run: --secret-file, or OUTLAST_SECRET",
+        remedy=remedy or "the secret of this run: --secret-file, or OUTLAST_SECRET",
     )
 
 
@@ -174,6 +186,12 @@ def _offered(options: JoinOptions, address: str) -> dict[str, str]:
         "OUTLAST_HOST": options.host,
         "OUTLAST_HOST_SLOTS": str(options.slots),
     }
+
+
+def _with_own_files(config: RunConfig, tls: TlsFiles | None) -> RunConfig:
+    """The run's settings, with where this host keeps its own certificate."""
+    files = tls or TlsFiles("", "", "")
+    return msgspec.structs.replace(config, **{f"tls_{name}": value for name, value in files._asdict().items()})
 
 
 def _prepared(
@@ -189,10 +207,11 @@ def _prepared(
         ) from error
     if Path(told.folder).is_dir():
         os.chdir(told.folder)
-    record = decoded(told.config).record
+    config = _with_own_files(decoded(told.config), options.tls)
+    record = config.record
     if record != "sqlite":
         check_reachable(record, os.environ)
-        keep_place(folder, shown(*peer))  # until this host's heir knows better
+        keep_place(folder, shown(*peer), told.epoch, told.run_id)  # until this host's heir knows better
     script = told.command[1]
     if script != "-m" and not Path(script).is_file():
         raise EnvironmentFault(
@@ -203,7 +222,7 @@ def _prepared(
     environ = {
         **{key: value for key, value in os.environ.items() if key != "OUTLAST_AGENT_OF"}, **_offered(options, address),
         "OUTLAST_RUN": told.run_id, "OUTLAST_RUN_DIR": str(folder), "OUTLAST_COORDINATOR": shown(*peer),
-        "OUTLAST_SECRET": options.secret.hex(), "OUTLAST_CONFIG": told.config, "PYTHONHASHSEED": told.hash_seed,
+        "OUTLAST_SECRET": options.secret.hex(), "OUTLAST_CONFIG": encoded(config), "PYTHONHASHSEED": told.hash_seed,
         "OUTLAST_COMMAND": json.dumps(told.command), "OUTLAST_FOLDER": told.folder,
     }  # fmt: skip
     return environ, [sys.executable, *told.command[1:]]

@@ -8,15 +8,14 @@ because every process dies with the one that started it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
 import secrets
-import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,21 +26,24 @@ import msgspec
 from outlast.config import Resolved, anchored, encoded
 from outlast.core import events
 from outlast.core.protocol import messages as m
-from outlast.errors import EnvironmentFault, MembershipError, OutlastError
-from outlast.journal import Journal, LastLine, RunLock, keep_clock
-from outlast.runtime.host._children import Child, start
-from outlast.runtime.host._coordinator_ends import CoordinatorEnds, ended_code
-from outlast.runtime.host._coordinator_line import CoordinatorLine
-from outlast.runtime.host._rank_blocks import RankBlocks
-from outlast.runtime.host._snapshot_memory import hold_memory, slots_of
-from outlast.runtime.host.silence import Watch, why_out
+from outlast.errors import EnvironmentFault, MembershipError, OutlastError, Unsaved
+from outlast.journal import LastLine, RunLock
+from outlast.runtime.host._children import Child
+from outlast.runtime.host._coordinator_child import CoordinatorChild
+from outlast.runtime.host._coordinator_ends import CoordinatorEnds, ended_code, keeps_checkpoints
+from outlast.runtime.host._coordinator_line import CoordinatorLine, own_endpoint
+from outlast.runtime.host._host_system import HERE, HostSystem
+from outlast.runtime.host._later_starts import LaterStarts
+from outlast.runtime.host._launched_agent import LaunchedAgent, start_agent
+from outlast.runtime.host._notices import Notices
+from outlast.runtime.host._run_folder import begin_folder
+from outlast.runtime.host._snapshot_memory import hold_memory
 from outlast.runtime.settings import run_clock
 from outlast.runtime.settings.rank_limits import check_ranks
 from outlast.runtime.transport.coordinator_place import CoordinatorPlace
-from outlast.runtime.transport.endpoints import HANDED_ON, data_address, handed_on, listen_on, read_host_port, shown
-from outlast.runtime.transport.progress_block import Progress
-from outlast.runtime.transport.regions import Region
-from outlast.runtime.transport.save_messages import SAVE_EPOCHS, SaveAsked
+from outlast.runtime.transport.endpoints import HANDED_ON, handed_on, listen_on, read_host_port, shown
+from outlast.runtime.transport.frames import Link
+from outlast.runtime.transport.save_messages import SaveAsked
 
 __all__ = ["Launcher"]
 
@@ -50,20 +52,12 @@ _OF_HOSTS = (  # not of a run around this
     "OUTLAST_OWN_HOSTS",
 )  # fmt: skip
 _LEAST_HELD, _ROOM_HELD = 16, 64  # replicas; a large fleet has no descriptors to spare
-_COORDINATOR_TRIES = 8  # restarts in a row without a minute of life between them
 _STOP_S = 5.0  # how long the coordinator may take to end the run when asked
 _AGENT_STOP_S = 10.0  # an agent: a call to a coordinator that does not answer, and its ranks' grace, are 5
 _TURN_S = 0.25  # how often the watcher is called at least
 _TELL_S = 0.5  # what is told in each turn: a turn must be shorter than what `Watch` takes for the launcher's absence
-_KILLED_S = 2.0  # a coordinator that was killed and has not ended by then is left to wake or not
-
-
-@dataclass(slots=True)
-class _Agent:
-    name: str
-    child: Child
-    watch: Watch
-    blocks: RankBlocks
+_FINISHED = (0, Unsaved.exit_code)  # of an agent that was told that training is done
+_HEARD_S = 10.0  # for the coordinator's process here to take in an end that an agent was told of
 
 
 @dataclass(slots=True)
@@ -71,7 +65,8 @@ class Launcher:
     """Starts a run on this host, and waits for its end. `watch` is called four times a second at least, with why nobody
     can join, or ""; `ready` once, when all that can be refused beforehand was not; `ended` with the exit code, when all
     other processes have ended and before the end is written down. `began_at_s`: when this process began (Unix seconds),
-    if it is there for the run alone."""
+    if it is there for the run alone. `system`: this host's clock and processes; `dial`: how the coordinator is called;
+    `notices`: what signals say."""
 
     resolved: Resolved
     command: list[str]
@@ -84,26 +79,24 @@ class Launcher:
     run_id: str = field(default_factory=lambda: secrets.token_hex(4))
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     host: str = field(default_factory=socket.gethostname)
-    _agents: list[_Agent] = field(default_factory=list)
-    _coordinator: Child | None = None
-    _progress: Progress | None = None
-    _watch: Watch | None = None
-    _condemned: tuple[str, float, float] | None = None  # why the coordinator was killed, how silent it was, when
-    _retired: list[Child] = field(default_factory=list)
+    system: HostSystem = HERE
+    dial: Callable[..., Link] = Link
+    notices: Notices = field(default_factory=Notices)
+    _agents: list[LaunchedAgent] = field(default_factory=list)
+    _later: LaterStarts = field(init=False)
+    _coordinator: CoordinatorChild = field(init=False)
     _lost_agents: list[m.AgentGone] = field(default_factory=list)
     _line: CoordinatorLine = field(default_factory=CoordinatorLine)
-    _restarts: list[float] = field(default_factory=list)
-    _interrupts: int = 0
-    _wants_save: bool = False
-    _stopping: str = ""
-    _stop_code: int = 130
     _stop_by_s: float = math.inf
+    _over_by_s: float = math.inf
+    _over_code: int = 0
     _exit_code: int | None = None
-    _ends: CoordinatorEnds = field(init=False)
     _address: tuple[str, int] = ("127.0.0.1", 0)
 
     def __post_init__(self) -> None:
-        self._ends = CoordinatorEnds(self.run_dir)
+        config, ends = self.resolved.config, CoordinatorEnds(self.run_dir)
+        self._later = LaterStarts(self.system)
+        self._coordinator = CoordinatorChild(self.system, ends, self._later, config.stall_floor_s, config.formation_s)
 
     def run(self) -> int:
         """From nothing to the end of the run: its exit code. ConfigError, EnvironmentFault before it has begun."""
@@ -119,50 +112,39 @@ class Launcher:
         environ = self._environ(listening) | found_by
         if self.ready is not None:
             self.ready()
-        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        old_fd = signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        ends = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it, and then so do we
-            ends.append(signal.SIGHUP)
-        old = {s: signal.signal(s, self._signalled) for s in ends}
-        old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._save_wanted)
-        try:
-            self._start_coordinator(environ, listening, lock)
-            for index in range(self._here):
-                self._start_agent(environ, f"a{index}")
-            while self._exit_code is None or self._agents:
-                self._turn(environ, listening, lock, wake_r)
-        except BaseException:
-            self.ended = None  # what is raised says it
-            raise
-        finally:
-            self._kill_everything()
-            for number, handler in old.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(old_fd)
-            os.close(wake_r)
-            os.close(wake_w)
-            listening.close()
-            hold.close()
-            self._end(lock)
+        with contextlib.ExitStack() as after:  # the last first
+            after.callback(self._end, lock)
+            after.callback(hold.close)
+            after.callback(listening.close)
+            wake_fd = after.enter_context(self.notices.heard())
+            after.callback(self._kill_everything)
+            try:
+                self._coordinator.start(functools.partial(self._start_coordinator, environ, listening, lock))
+                for index in range(self._here):
+                    self._start_agent(environ, f"a{index}")
+                while self._exit_code is None or self._agents:
+                    self._turn(environ, wake_fd)
+            except BaseException:
+                self.ended = None  # what is raised says it
+                raise
         return self._code
 
     @property
     def _code(self) -> int:
-        return self._exit_code if self._exit_code is not None else self._stop_code
+        return self._exit_code if self._exit_code is not None else self.notices.code
 
     def _end(self, lock: RunLock) -> None:
         """All others have ended: from here on nobody else writes to the journal."""
         if self._exit_code is not None and self.resolved.config.record == "sqlite":  # else another host may go on
-            now_s = self._apart_s + time.monotonic()
-            self._ends.write_end(lock.fileno(), now_s, self._exit_code, self._stopping)
+            now_s = self._apart_s + self.system.now_s()
+            self._coordinator.ends.write_end(lock.fileno(), now_s, self._exit_code, self.notices.stopping)
         try:
             if self.ended is not None:
                 self.ended(self._code)
         finally:
-            began_s = time.monotonic()
+            began_s = self.system.now_s()
             with contextlib.suppress(OutlastError), LastLine(self.run_dir) as line:
-                now_s = time.monotonic()
+                now_s = self.system.now_s()
                 over_s = now_s + (now_s - began_s)  # its disk takes about as long again to keep it
                 line.append(events.RunEnded(at_s=self._apart_s + over_s, exit_code=self._code))
             lock.release()
@@ -192,46 +174,14 @@ class Launcher:
         return 0 if config.endpoint else max(_LEAST_HELD, min(2 * begun, _ROOM_HELD), begun)
 
     def _prepare(self) -> RunLock:
-        config = self.resolved.config
-        try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = f"cannot make the run directory {self.run_dir}: {error.strerror}"
-            raise EnvironmentFault(reason, remedy="give --run-dir a directory that can be written") from error
-        lock = RunLock.take(self.run_dir)
-        journal = Journal.create(self.run_dir, lock_fd=os.dup(lock.fileno()))
-        shown = msgspec.structs.asdict(config)
-        journal.append(
-            events.RunStarted(
-                at_s=self.began_at_s or self._apart_s + time.monotonic(),
-                run_id=self.run_id,
-                command=self.command,
-                num_replicas=config.replicas,
-                num_spares=config.num_spares,
-                signature={},
-                config=shown,
-            )
-        )
-        journal.close()
-        written = {key: {"value": value, "origin": self.resolved.origins[key]} for key, value in shown.items()}
-        text = json.dumps(written, indent=1, default=str) + "\n"
-        try:
-            (self.run_dir / "logs").mkdir(exist_ok=True)
-            keep_clock(self.run_dir, self._apart_s)
-            (self.run_dir / "config.json").write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise EnvironmentFault(
-                f"cannot write into the run directory {self.run_dir}: {error.strerror}",
-                did="nothing was started",
-                remedy="free some space on its disk, or give --run-dir another one",
-            ) from error
-        return lock
+        began_s = self.began_at_s or self._apart_s + self.system.now_s()
+        return begin_folder(self.run_dir, self.resolved, self.run_id, self.command, began_s, self._apart_s)
 
     def _listen(self) -> socket.socket:
         config = self.resolved.config
         host, port = read_host_port(config.endpoint) if config.endpoint else ("127.0.0.1", config.port)
         if config.endpoint:
-            host = data_address(host, (host, port), "the endpoint")
+            host = own_endpoint(host, port, config.tls)
         try:
             return handed_on(os.environ.pop(HANDED_ON, ""), host, port) or listen_on(host, port)
         except OSError as error:
@@ -244,8 +194,8 @@ class Launcher:
     def _environ(self, listening: socket.socket) -> dict[str, str]:
         self._address = listening.getsockname()[:2]
         config = self.resolved.config
-        folder = self.run_dir if config.record != "sqlite" else None
-        self._line = CoordinatorLine(CoordinatorPlace(self._address, folder), self.secret, self.run_id)
+        place = CoordinatorPlace(self._address, self.run_dir if config.record != "sqlite" else None, self.run_id)
+        self._line = CoordinatorLine(place, self.secret, self.run_id, config.tls, self.dial)
         found = {key: value for key, value in os.environ.items() if key not in _OF_HOSTS} | {
             "OUTLAST_RUN": self.run_id,
             "OUTLAST_RUN_DIR": str(self.run_dir.resolve()),
@@ -272,213 +222,162 @@ class Launcher:
         return self.host if self.resolved.config.agents == 1 else f"{self.host}-a{index}"
 
     # --- children ------------------------------------------------------------------------------------------------
-    def _start_coordinator(self, environ: dict[str, str], listening: socket.socket, lock: RunLock) -> None:
-        region = Region(Progress.SIZE, name="outlast-coordinator")
-        self._progress = Progress(region)
-        self._progress.alive()
+    def _start_coordinator(
+        self, environ: dict[str, str], listening: socket.socket, lock: RunLock, progress_fd: int
+    ) -> Child:
+        """Start one, on the socket that the members know."""
         mine = {
             HANDED_ON: str(listening.fileno()),
             "OUTLAST_LOCK_FD": str(lock.fileno()),
-            "OUTLAST_PROGRESS_FD": str(region.fd),
+            "OUTLAST_PROGRESS_FD": str(progress_fd),
             "OUTLAST_HOST": environ.get("OUTLAST_HOST", self.host),
         }
-        if (untold := self._ends.untold(self.resolved.config.record != "sqlite")) is not None:
+        if (untold := self._coordinator.ends.untold(self.resolved.config.record != "sqlite")) is not None:
             mine["OUTLAST_TAKEOVER"] = untold
-        self._coordinator = start(
+        return self.system.start(
             [sys.executable, "-m", "outlast.runtime.coordinator.server"],
             environ=environ | mine,
             log=self.run_dir / "logs" / "coordinator.log",
-            pass_fds=[listening.fileno(), lock.fileno(), region.fd],
+            pass_fds=[listening.fileno(), lock.fileno(), progress_fd],
         )
-        config = self.resolved.config
-        self._watch = Watch(self._coordinator.pid, self._progress, config.stall_floor_s, config.formation_s)
-        self._condemned = None
 
     def _start_agent(self, environ: dict[str, str], name: str) -> None:
-        command = [sys.executable, "-m", "outlast.runtime.host.agent", name, *self.command]
-        region = Region(Progress.SIZE, name=f"outlast-{name}")
-        sign, config, blocks = Progress(region), self.resolved.config, RankBlocks()
-        index = int(name[1:].partition(".")[0])
-        sign.alive()
-        mine = {
-            "OUTLAST_SIGN_FD": str(region.fd),
-            "OUTLAST_RANKS_FD": str(blocks.passed.fileno()),
-            "OUTLAST_HOST": self._own_host(index),
-            "OUTLAST_AGENT_OF": f"{index}/{config.agents}",
-        }
-        child = start(
-            command,
-            environ=environ | mine,
-            log=self.run_dir / "logs" / f"agent-{name}.log",
-            pass_fds=[region.fd, blocks.passed.fileno(), *slots_of(environ)],
-        )
-        blocks.passed.close()
-        watch = Watch(child.pid, sign, config.stall_floor_s, config.formation_s)
-        self._agents.append(_Agent(name, child, watch, blocks))
+        """OSError."""
+        index, config = int(name[1:].partition(".")[0]), self.resolved.config
+        mine = {"OUTLAST_HOST": self._own_host(index), "OUTLAST_AGENT_OF": f"{index}/{config.agents}"}
+        self._agents.append(start_agent(self.system, config, self.run_dir, name, self.command, environ | mine))
 
     # --- the loop ------------------------------------------------------------------------------------------------
-    def _turn(self, environ: dict[str, str], listening: socket.socket, lock: RunLock, wake_fd: int) -> None:
-        poll = select.poll()
-        poll.register(wake_fd, select.POLLIN)
-        if self._coordinator is not None:
-            poll.register(self._coordinator.fd, select.POLLIN)
-        for agent in self._agents:
-            poll.register(agent.child.fd, select.POLLIN)
-            poll.register(agent.blocks.fd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(_TURN_S * 1000.0)}
+    def _turn(self, environ: dict[str, str], wake_fd: int) -> None:
+        of_agents = (fd for agent in self._agents for fd in (agent.child.fd, agent.blocks.fd))
+        ready = set(self.system.ready([wake_fd, *self._coordinator.fds, *of_agents], _TURN_S))
         if wake_fd in ready:
             os.read(wake_fd, 64)
             self._on_signals()
-        if self._coordinator is not None and self._coordinator.fd in ready:
-            self._coordinator_ended(environ, listening, lock)
+        if ready.intersection(self._coordinator.fds):
+            self._coordinator_ended()
         for agent in [agent for agent in self._agents if agent.child.fd in ready]:
             self._agent_ended(agent, environ)
         for agent in self._agents:
             agent.blocks.take_in()
-        self._look_for_the_silent(environ, listening, lock)
+        self._look_for_the_silent()
         if self._exit_code is None and self._lost_agents:
-            self._tell_losses()
-        if time.monotonic() > self._stop_by_s:
+            self._line.tell_all(self._lost_agents, _TELL_S)  # again after a reconnection: it is idempotent
+        if self._exit_code is None:
+            self._start_what_failed()
+        if self._exit_code is None and self.system.now_s() > self._over_by_s:
+            self._exit_code = self._over_code
+            self._ask_agents_to_stop(finished=True)
+        if self.system.now_s() > self._stop_by_s:
             self._insist()
         if self.watch is not None:
-            self.watch(why_out(self._progress if self._coordinator is not None else None))
+            self.watch(self._coordinator.why_out())
 
-    def _look_for_the_silent(self, environ: dict[str, str], listening: socket.socket, lock: RunLock) -> None:
+    def _look_for_the_silent(self) -> None:
         """A stopped agent is continued: its replicas are well. A stopped coordinator is replaced: that costs nobody
         anything, and its successor is fenced from it by the epoch."""
-        now = time.monotonic()
+        now_s = self.system.now_s()
         for agent in self._agents:
-            if agent.watch.look(now)[0] == "stopped":
+            if agent.watch.look(now_s)[0] == "stopped":
                 agent.child.send(signal.SIGCONT)
-        if self._coordinator is None or self._watch is None or self._exit_code is not None:
-            return
-        wrong, silent_s = self._watch.look(now)
-        if self._condemned is None:
-            if wrong:  # killed, it also lets go of its connections, and everybody turns to the successor at once
-                self._condemned = (f"it {'hung' if wrong == 'hung' else 'was stopped'}", silent_s, now)
-                self._coordinator.send(signal.SIGKILL)
-        elif now - self._condemned[2] > _KILLED_S:
-            self._retired.append(self._coordinator)
-            self._replace(environ, listening, lock, *self._condemned[:2])
+        if self._exit_code is None and (lost := self._coordinator.look()) is not None:
+            self._replace(*lost)
 
-    def _coordinator_ended(self, environ: dict[str, str], listening: socket.socket, lock: RunLock) -> None:
-        noticed = time.monotonic()
-        assert self._coordinator is not None
-        assert self._progress is not None
-        how = self._coordinator.reap()
-        if how is None:
+    def _coordinator_ended(self) -> None:
+        if (found := self._coordinator.reap()) is None:
             return
-        self._coordinator = None
+        how, why, silent_s = found
         self._line.drop()
         ended = ended_code(self.run_dir, how.code)
         if ended is not None:
             self._exit_code = ended
-            self._ask_agents_to_stop(finished=ended == 0 and not self._stopping)
+            self._ask_agents_to_stop(finished=ended == 0 and not self.notices.stopping)
             return
-        silent_s = max(0.0, noticed - self._progress.read()[3])
-        why, silent_s = self._condemned[:2] if self._condemned is not None else (f"it ended by {how}", silent_s)
-        self._replace(environ, listening, lock, why, silent_s)
+        self._replace(why, silent_s)
 
-    def _replace(
-        self, environ: dict[str, str], listening: socket.socket, lock: RunLock, why: str, silent_s: float
-    ) -> None:
-        """Another coordinator, from the record, on the socket that the members know."""
-        assert self._progress is not None
-        now = time.monotonic()
-        self._coordinator = None
+    def _replace(self, why: str, silent_s: float) -> None:
+        """Another coordinator; the run's end if there are too many, or it was to stop."""
         self._line.drop()
-        self._ends.died(why, silent_s)
-        self._restarts = [t for t in self._restarts if now - t < 60.0] + [now]
-        if len(self._restarts) > _COORDINATOR_TRIES or self._stopping:
-            self._exit_code = 3 if not self._stopping else self._stop_code
+        if not self._coordinator.replace(why, silent_s, wanted=not self.notices.stopping):
+            self._exit_code = 3 if not self.notices.stopping else self.notices.code
             self._ask_agents_to_stop()
-            return
-        self._progress.region.close()
-        self._start_coordinator(environ, listening, lock)
 
-    def _agent_ended(self, agent: _Agent, environ: dict[str, str]) -> None:
-        how, noticed_s = agent.child.reap(), time.monotonic()
+    def _start_what_failed(self) -> None:
+        """Successors for which there was no room. A run that was to stop, and has no coordinator to end it, is over."""
+        if not self.notices.stopping:
+            self._later.turn()
+        elif self._coordinator.child is None:
+            self._exit_code = self.notices.code
+            self._ask_agents_to_stop()
+
+    def _agent_ended(self, agent: LaunchedAgent, environ: dict[str, str]) -> None:
+        how, noticed_s = agent.child.reap(), self.system.now_s()
         if how is None:
             return
         self._agents.remove(agent)
         exits = agent.blocks.close(noticed_s, f"its agent {agent.name} died: {how}")
-        if self._exit_code is not None or self._stopping or ended_code(self.run_dir) is not None:
+        if self._exit_code is not None or self.notices.stopping or ended_code(self.run_dir) is not None:
             return  # the coordinator has told the agents that the run is over, and ends as well
         if how.code == MembershipError.exit_code:
             self._give_up(f"its own agent was turned away: see {self.run_dir}/logs/agent-{agent.name}.log")
             return
+        if how.code in _FINISHED and self._line.elsewhere(self._address):  # told so; the record may be out of reach
+            self._over_by_s = min(self._over_by_s, noticed_s + _HEARD_S)
+            self._over_code = self._over_code or how.code or 0
+            return
         self._lost_agents.append(m.AgentGone(agent=agent.name, cause=str(how), exits=exits))
         base, _, number = agent.name.partition(".")
-        self._start_agent(environ, f"{base}.{int(number or 1) + 1}")
+        name = f"{base}.{int(number or 1) + 1}"
+        self._later.start(f"agent {name}", functools.partial(self._start_agent, environ, name))
 
     def _give_up(self, reason: str) -> None:
         """The run cannot go on, and another try would end alike."""
-        self._stopping, self._stop_code = reason, MembershipError.exit_code
-        self._stop_by_s = time.monotonic() + _STOP_S
-        self._tell([m.Stop(reason=reason, exit_code=self._stop_code)])
-
-    def _tell_losses(self) -> None:
-        """Agents that died, to the coordinator; all of them again after a reconnection (it is idempotent)."""
-        self._line.tell_all(self._lost_agents, _TELL_S)
+        self.notices.stop(reason, MembershipError.exit_code)
+        self._stop_by_s = self.system.now_s() + _STOP_S
+        self._tell([m.Stop(reason=reason, exit_code=self.notices.code)])
 
     def _tell(self, messages: Sequence[Any], timeout_s: float = 2.0) -> None:
         self._line.tell(messages, timeout_s)
 
     # --- stopping ------------------------------------------------------------------------------------------------
-    def _signalled(self, number: int, _: Any) -> None:
-        self._interrupts += number == signal.SIGINT or not self._stopping  # engines repeat a notice; they have SIGKILL
-        self._stopping = {signal.SIGINT: "interrupt", signal.SIGHUP: "hangup"}.get(number, "terminated")  # type: ignore[call-overload]
-        self._stop_code = 128 + number  # not 0: whoever waits for the work must not take it for done
-
-    def _save_wanted(self, number: int, _: Any) -> None:
-        self._wants_save = True
-
     def _on_signals(self) -> None:
         """Once: stop in order. Ctrl-C twice: kill. A child that is struck between fork and exec has these handlers and
         this pipe: what it writes there is not meant for this process."""
-        if self._wants_save:
-            self._wants_save = False
+        if self.notices.wants_save():
             self._tell([SaveAsked(reason="a save was asked for")])
-        if not self._stopping:
+        if not self.notices.stopping:
             return
-        if self._interrupts >= 2:
-            self._exit_code = self._stop_code
+        if self.notices.insisted:
+            self._exit_code = self.notices.code
             self._kill_everything()
         elif self._exit_code is None:
-            save_s = self.resolved.config.stop_save_s if self._keeps_checkpoints() else 0.0
-            self._stop_by_s = min(self._stop_by_s, time.monotonic() + _STOP_S + save_s)
-            self._tell([m.Stop(reason=self._stopping, exit_code=self._stop_code)])
+            save_s = self.resolved.config.stop_save_s if keeps_checkpoints(self.run_dir) else 0.0
+            self._stop_by_s = min(self._stop_by_s, self.system.now_s() + _STOP_S + save_s)
+            self._tell([m.Stop(reason=self.notices.stopping, exit_code=self.notices.code)])
         else:
             self._ask_agents_to_stop(until_s=self._stop_by_s)
 
-    def _keeps_checkpoints(self) -> bool:
-        """Whether the coordinator has a place to save to, wherever that was said."""
-        with Journal.open_reader(self.run_dir) as journal:
-            return journal.get(SAVE_EPOCHS) is not None
-
     def _insist(self) -> None:
         """Who was asked to stop and does not (it may be stopped itself) is killed: the coordinator, then the agents."""
-        if self._coordinator is not None:
-            self._coordinator.send(signal.SIGKILL)
+        if self._coordinator.child is not None:
+            self._coordinator.kill()
         elif self._exit_code is not None:
             for agent in self._agents:
-                self._exit_code = self._exit_code or self._stop_code  # its work after a good end is cut short
+                self._exit_code = self._exit_code or self.notices.code  # its work after a good end is cut short
                 agent.child.send(signal.SIGKILL)
 
     def _ask_agents_to_stop(self, finished: bool = False, until_s: float = math.inf) -> None:
         """The coordinator is gone, and perhaps could not tell them. After a good end scripts may take their time."""
         if not finished:
-            self._stop_by_s = min(until_s, time.monotonic() + _AGENT_STOP_S)
+            self._stop_by_s = min(until_s, self.system.now_s() + _AGENT_STOP_S)
         for agent in self._agents:
             agent.child.send(signal.SIGUSR1 if finished else signal.SIGTERM)
 
     def _kill_everything(self) -> None:
-        last = [self._coordinator] if self._coordinator is not None else []
-        children = [*(agent.child for agent in self._agents), *self._retired, *last]
+        children = [*(agent.child for agent in self._agents), *self._coordinator.all()]
         for child in children:
             child.send(signal.SIGKILL)
         for child in children:
             child.wait()
         self._agents.clear()
-        self._retired.clear()  # at the end this is called again: their descriptors are closed, or somebody else's
-        self._coordinator = None
+        self._coordinator.forget()  # at the end this is called again

@@ -19,6 +19,7 @@ __all__ = ["Probes", "answer"]
 
 _HANGS_S = 15.0  # a loop turns several times a second; to look up a name and to connect may take it this long
 _PATIENCE_S = 2.0  # for a whole request
+_FULL_S = 0.25  # until callers are let in again, after one for whom there was no descriptor
 _MOST, _LONGEST = 32, 2048  # connections at a time, bytes of a request
 
 
@@ -40,6 +41,7 @@ class Probes:
     def __init__(self, where: str, why_not: str = "it has just begun") -> None:
         self._state = (time.monotonic(), why_not)
         self._open: dict[socket.socket, tuple[float, bytes]] = {}
+        self._full = False  # callers wait outside: else this thread would look at them without an end
         self.port = 0
         if where:
             self._listening = _listen(where)
@@ -53,25 +55,39 @@ class Probes:
     # --- the thread ----------------------------------------------------------------------------------------------
     def _serve(self) -> None:
         with selectors.DefaultSelector() as ready:
-            ready.register(self._listening, selectors.EVENT_READ)
+            self._full = not _watched(ready, self._listening)
             while True:
-                for key, _ in ready.select(_PATIENCE_S):
-                    if key.fileobj is self._listening:
-                        self._accept(ready)
-                    elif isinstance(key.fileobj, socket.socket):
-                        self._hear(ready, key.fileobj)
-                now = time.monotonic()
-                for sock in [sock for sock, (since_s, _) in self._open.items() if now - since_s > _PATIENCE_S]:
-                    self._drop(ready, sock)
+                self._turn(ready)
+
+    def _turn(self, ready: selectors.BaseSelector) -> None:
+        was_full = self._full
+        for key, _ in ready.select(_FULL_S if was_full else _PATIENCE_S):
+            if key.fileobj is self._listening:
+                self._accept(ready)
+            elif isinstance(key.fileobj, socket.socket):
+                self._hear(ready, key.fileobj)
+        now = time.monotonic()
+        for sock in [sock for sock, (since_s, _) in self._open.items() if now - since_s > _PATIENCE_S]:
+            self._drop(ready, sock)
+        if was_full:
+            self._full = not _watched(ready, self._listening)
 
     def _accept(self, ready: selectors.BaseSelector) -> None:
-        with contextlib.suppress(OSError):
+        try:
             sock, _ = self._listening.accept()
-            sock.setblocking(False)
-            if len(self._open) >= _MOST:  # the oldest makes room: a probe says what it wants at once
-                self._drop(ready, next(iter(self._open)))
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:
+            ready.unregister(self._listening)
+            self._full = True
+            return
+        sock.setblocking(False)
+        if len(self._open) >= _MOST:  # the oldest makes room: a probe says what it wants at once
+            self._drop(ready, next(iter(self._open)))
+        if _watched(ready, sock):
             self._open[sock] = (time.monotonic(), b"")
-            ready.register(sock, selectors.EVENT_READ)
+        else:
+            sock.close()
 
     def _hear(self, ready: selectors.BaseSelector, sock: socket.socket) -> None:
         if sock not in self._open:  # dropped in this very turn
@@ -100,6 +116,15 @@ class Probes:
         del self._open[sock]
         ready.unregister(sock)
         sock.close()
+
+
+def _watched(ready: selectors.BaseSelector, sock: socket.socket) -> bool:
+    """Whether the system has room to watch it, too."""
+    try:
+        ready.register(sock, selectors.EVENT_READ)
+    except OSError:
+        return False
+    return True
 
 
 def _listen(where: str) -> socket.socket:

@@ -6,9 +6,9 @@ launcher's own absence (a suspended machine, its own stop) counts for nothing. I
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,8 @@ _FLOOR_S = 5 * BEAT_S
 _DEAF_S = 10.0  # a coordinator that nobody can be said to join
 _ABSENT_S = 1.0
 """A pause between two looks above this was the launcher's own."""
+_CPUCLOCK_SCHED = 2
+"""What the kernel adds to a process's number for the clock of its processor time: clock_getcpuclockid(3)."""
 _ASKING_S = 2.0  # for an agent that wakes up: to connect, to beat, and to be answered
 
 
@@ -37,19 +39,19 @@ def kernel_state(pid: int) -> tuple[str, bool]:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of all the process's threads, in seconds."""
-    total = 0
-    with contextlib.suppress(OSError):  # threads come and go
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9
+    """Processor time of all the process's threads, in seconds, of those that have ended too: else who works would seem
+    not to whenever a thread ends. It takes no descriptor. 0 for a process that is gone."""
+    try:
+        return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
+    except OSError:
+        return 0.0
 
 
-def why_out(coordinator: Progress | None) -> str:
+def why_out(coordinator: Progress | None, now_s: float) -> str:
     """Why nobody can join the run just now, by the signs of life of its coordinator; "" if they can."""
     if coordinator is None:
         return "there is no coordinator"
-    silent_s = time.monotonic() - coordinator.read()[3]
+    silent_s = now_s - coordinator.read()[3]
     return f"the coordinator is silent for {silent_s:.0f} s" if silent_s > _DEAF_S else ""
 
 
@@ -61,10 +63,18 @@ def excused(answered_s: float, paused_s: float, now_s: float, lease_s: float) ->
 
 
 class Watch:
-    """On one child. `hung_s`: how long one that is not stopped, but sleeps, may be silent."""
+    """On one child. `hung_s`: how long one that is not stopped, but sleeps, may be silent; `state`: what the kernel
+    says of a process, as `kernel_state` does."""
 
-    def __init__(self, pid: int, progress: Progress, floor_s: float, hung_s: float) -> None:
-        self.pid, self.progress = pid, progress
+    def __init__(
+        self,
+        pid: int,
+        progress: Progress,
+        floor_s: float,
+        hung_s: float,
+        state: Callable[[int], tuple[str, bool]] = kernel_state,
+    ) -> None:
+        self.pid, self.progress, self._state = pid, progress, state
         self._floor_s, self._hung_s = max(floor_s, _FLOOR_S), hung_s
         self._gaps = Durations()
         self._alive_s = progress.read()[3]
@@ -83,7 +93,7 @@ class Watch:
         young = math.isinf(allowed_s)  # it may load for long, but not while it is stopped
         if silent_s <= (self._floor_s if young else allowed_s):
             return "", silent_s
-        state, traced = kernel_state(self.pid)
+        state, traced = self._state(self.pid)
         if traced:
             return "", silent_s
         if state == "T":

@@ -11,31 +11,41 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import queue
 import select
 import socket
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
+from outlast.checkpoint.threads import begin
 from outlast.core.protocol import ServeId, ViewId
 from outlast.errors import CheckpointError, WireRefusal
 from outlast.runtime.training.frozen import Frozen, OutcomeShare
 from outlast.runtime.training.warm_memory import at_low_priority
-from outlast.runtime.transport.connections import Arrivals, reached, seals_for
+from outlast.runtime.transport.calls import reached
+from outlast.runtime.transport.connections import Arrivals, seals_for
 from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.seal import CODE_BYTES, FORGED, LENGTH_CODE_BYTES, Growing, Keys, Seal, same
+from outlast.runtime.transport.tls import Tls
+from outlast.runtime.transport.tls_socket import TlsSocket, TlsTrouble
 
 __all__ = ["Flushed", "Share", "Stream", "Streams"]
 
 _SEND_S = 30  # a joiner that takes nothing for so long loses the stream
+_AGAIN_S = 0.1  # between two calls of a joiner that lives and is not reached
+_THREAD_S = 5.0  # between two tries to have a thread: one may take as long as a step, and more
 _QUEUE = 16  # outcomes and snapshots that may wait for one joiner
 _PIECE = 4 << 20  # bytes that are sent before they enter a message's code
+_TLS_PIECE = 256 << 10  # bytes that a joiner has taken within `_SEND_S` by TLS
 _PREFIX = 12  # bytes before a message: its own length, and that of the payload after it
 _MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of a message: what this host could hold
 
@@ -75,31 +85,52 @@ def _send(sock: socket.socket, head: Any, payload: Sequence[Tensor], seal: Seal 
     parts: list[Any] = [body, *(part.numpy().data for part in payload)]
     if seal is None:
         parts[0] = prefix + body
-        for part in parts:
-            sock.sendall(part)
+        for piece in _pieces(parts, _TLS_PIECE) if isinstance(sock, TlsSocket) else parts:
+            sock.sendall(piece)
         return
     sock.sendall(prefix + seal.length_code(prefix))
     code = seal.begun()
     code.update(prefix)
-    for part in parts:
-        for at in range(0, len(part), _PIECE):  # both ends compute the code while the network works
-            piece = part[at : at + _PIECE]
-            sock.sendall(piece)
-            code.update(piece)
+    for piece in _pieces(parts, _PIECE):  # both ends compute the code while the network works
+        sock.sendall(piece)
+        code.update(piece)
     sock.sendall(code.digest())
 
 
-class Stream:
-    """One donor's connection to one joiner, with a thread that sends."""
+def _pieces(parts: Sequence[Any], most: int) -> Iterator[Any]:
+    return (part[at : at + most] for part in parts for at in range(0, len(part), most))
 
-    def __init__(self, run: str, me: str, joiner: str, address: str, secret: bytes, serve: ServeId) -> None:
+
+class Stream:
+    """One donor's connection to one joiner, with a thread that sends. While there is none to be had, what is put waits,
+    as it does for a joiner that is slow; the donor trains on."""
+
+    def __init__(
+        self, run: str, me: str, joiner: str, address: str, secret: bytes, serve: ServeId, tls: Tls | None = None
+    ) -> None:
         self.joiner = joiner
         self._queue: queue.Queue[tuple[Any, list[Tensor], Frozen | None] | None] = queue.Queue(_QUEUE)
         self.broken = False
+        self._until_s = math.inf  # the joiner is called until then
         claim = PeerClaim("feed", me, serve, run)
-        self._reach = functools.partial(reached, address, secret, joiner, claim, _SEND_S)
-        self._thread = threading.Thread(target=self._run, name=f"outlast-feed-{joiner}", daemon=True)
-        self._thread.start()
+        self._reach = functools.partial(reached, address, secret, joiner, claim, _SEND_S, tls)
+        self._begun, self._begin_s = False, -math.inf  # when its thread is tried next
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have the thread, now or at a later call."""
+        if self._begun or time.monotonic() < self._begin_s:
+            return
+        self._thread = threading.Thread(target=self._run, name=f"outlast-feed-{self.joiner}", daemon=True)
+        try:
+            begin(self._thread)
+        except (RuntimeError, MemoryError) as error:
+            if self._begin_s < 0.0:
+                said = f"outlast: no thread to feed {self.joiner} from: {error}; it is tried again"
+                print(said, file=sys.stderr, flush=True)
+            self._begin_s = time.monotonic() + _THREAD_S
+        else:
+            self._begun = True
 
     def put(self, head: Any, payload: list[Tensor] | None = None, frozen: Frozen | None = None) -> None:
         """Queue something; a joiner that cannot keep up loses the stream."""
@@ -108,19 +139,42 @@ class Stream:
         try:
             self._queue.put_nowait((head, payload or [], frozen))
         except queue.Full:
-            self.broken = True
+            self._overfull()
+        self._begin()
+
+    def _overfull(self) -> None:
+        """It has missed something, so the rest is no use to it. A joiner that was never reached still has to be: by the
+        end of a stream it knows that it must ask to be served again."""
+        self.broken = self._begun
+        if not self._begun:
+            self._queue = queue.Queue(1)
+            self._queue.put_nowait(None)
 
     def close(self) -> None:
         """Send what is queued, then end."""
+        self._until_s = time.monotonic() + _SEND_S
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)
+        self._begin()
+
+    def _reached(self) -> tuple[socket.socket, Keys] | None:
+        """None: the joiner is gone, as its agent will say, or what is queued is of no use to it any more. A crowd at
+        its door, no descriptor here and a way that is cut just now are no sign of that: it waits for this stream."""
+        never = threading.Event()
+        while not self.broken and time.monotonic() < self._until_s:
+            try:
+                return self._reach()
+            except (ConnectionRefusedError, WireRefusal):
+                break
+            except OSError:
+                never.wait(_AGAIN_S)
+        return None
 
     def _run(self) -> None:
-        try:
-            sock, keys = self._reach()
-        except (OSError, WireRefusal):  # the joiner is gone: its agent will say so
+        if (reached := self._reached()) is None:
             self.broken = True
             return
+        sock, keys = reached
         seal = seals_for(sock, keys)[0]
         try:
             while not self.broken and (item := self._queue.get()) is not None:
@@ -218,8 +272,8 @@ class _Incoming:
                 received = self.sock.recv_into(self._target[self._filled :])
             except BlockingIOError:
                 return False
-            except OSError:  # between hosts also for want of an answer
-                received = 0
+            except OSError as error:  # between hosts also for want of an answer
+                received, self.forged = 0, isinstance(error, TlsTrouble) and error.forged
             if not received:
                 self.ended = True
                 return False

@@ -16,6 +16,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Member, Order, ServeId, View
 from outlast.runtime.joining._feeds import Flushed, Share, Stream
 from outlast.runtime.training.frozen import OutcomeShare
+from outlast.runtime.transport.endpoints import lane_address
 from outlast.runtime.transport.rank_words import CloseStreams, FeedJoiners, FeedWhole, FlushStreams, ServeJoiner
 
 if TYPE_CHECKING:
@@ -26,17 +27,7 @@ if TYPE_CHECKING:
     from outlast.runtime.training.loop_state import Lived
     from outlast.runtime.training.step_checks import Meta
 
-__all__ = ["Donor", "LaneDonor", "lane_address", "lanes_address"]
-
-
-def lanes_address(addresses: list[str]) -> str:
-    """One string for where the ranks of a replica are reached, its lead first."""
-    return "|".join(addresses)
-
-
-def lane_address(address: str, place: int) -> str:
-    """Where one of them is; the empty string if there is none."""
-    return dict(enumerate(address.split("|"))).get(place, "")
+__all__ = ["Donor", "LaneDonor"]
 
 
 class LaneDonor:
@@ -49,7 +40,7 @@ class LaneDonor:
     def _stream(self, joiner: str, address: str, serve: ServeId = (0, 0)) -> Stream:
         if joiner not in self.streams:
             env, at = self.env, lane_address(address, self.env.place)
-            self.streams[joiner] = Stream(env.run_id, env.me, joiner, at, env.secret, serve)
+            self.streams[joiner] = Stream(env.run_id, env.me, joiner, at, env.secret, serve, env.tls)
         return self.streams[joiner]
 
     def serve(self, order: ServeJoiner, committed: int) -> None:
@@ -131,11 +122,9 @@ class Donor(LaneDonor):
             self._others(word)
             self.serve(word, self.member.committed)
 
-    def fed(self, view: View, meta: Meta) -> FeedJoiners:
-        """Feed my slices of a decided outcome to joiners. Returns what the other ranks are to do."""
-        word = FeedJoiners(view.members.index(self.env.me), len(view.members), self.member.switching)
-        self.feed(word, meta)
-        return word
+    def feeding(self, view: View) -> FeedJoiners:
+        """What each rank is to do for joiners with the outcome that has just been decided."""
+        return FeedJoiners(view.members.index(self.env.me), len(view.members), self.member.switching)
 
     def formed(self, view: View) -> None:
         """The view works: its first member has the newest outcome for the spares that hang on it."""

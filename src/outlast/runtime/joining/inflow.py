@@ -156,7 +156,7 @@ class Inflow:
         self.engine.thaw(plain, at_low_priority(lambda: _assembled(plain, shares)), meta)
         self.committed = shares[0][0].committed
         at_low_priority(self._touch)
-        self.shares.clear()
+        self.shares = [row for row in self.shares if row[0] != self.serving]  # of one that is not told yet: kept
         self.loaded = True
 
     def _touch(self) -> None:

@@ -45,7 +45,7 @@ class Spare:
         inflow = Inflow(engine, enter, donors, link.wake_fd, env.config.replicas)
         self.lanes = JoiningLanes(inflow, others if others is not None else OtherLanes(), link, enter)
         self.course = CatchingUp(member, lock, self.lanes, env.config.ack_s)
-        self._test = IdleTest(engine.layout.device, link, env.me)
+        self._test = IdleTest(engine.device, link, env.me)
 
     @property
     def late(self) -> bool:

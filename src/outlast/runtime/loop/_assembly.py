@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
+import torch
 
 from outlast.core.policy import Guards
 from outlast.core.protocol import messages as m
@@ -25,7 +26,7 @@ from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.member.link import SoloLink
 from outlast.runtime.member.sibling_saves import FollowingMember, SiblingSaves
 from outlast.runtime.saving.member_saves import Saves
-from outlast.runtime.settings.protect_records import Wanted
+from outlast.runtime.settings.protect_records import Audit, Wanted
 from outlast.runtime.settings.rank_limits import check_protected, check_sharded
 from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.engine import Engine
@@ -59,44 +60,45 @@ def assemble(
     robust, checks, bucket_mb = wanted.rules.arguments(), wanted.checks, wanted.bucket_mb
     microbatches, samples.doubted = samples.num_leaves, env.config.bitwise
     policy = Guards.of(wanted.guards if env.config.guards == "script" else env.config.guards)
-    check_protected(
-        env.width,
-        microbatches,
-        samples.shortest(),
-        robust=robust,
-        audits=facts["audit"] != "0",
-        critical=bool(facts["audit_params"]),
-        checks=checks,
-        policy=policy,
-        device=parts.params[0].device.type,
-    )
-    shards = ShardSums(env.place, env.width)
-    if sharded(list(zip(parts.names, parts.params, strict=True)), shards.width):
+    device = parts.params[0].device
+    check_protected(env.width, env.at_a_time, microbatches, samples.shortest(), checks=checks, device=device.type)
+    shards = ShardSums(env.place // env.tensor_parallel, env.at_a_time)
+    if sharded(list(zip(parts.names, parts.params, strict=True)), shards.width, env.tensor_parallel):
         shards.attach(parts.model)
-        check_sharded(audits=facts["audit"] != "0", critical=bool(facts["audit_params"]), checks=checks)
+        check_sharded(checks)
     samples.watch(env.config.outside_s)
+    samples.never_empty = env.width > 1
     if samples.bad.allowed and facts["audit"] != "0":
         raise ConfigError(
             "bad_samples= with audits: a sample that one replica can read and another cannot would look like a device "
             "that computes wrongly",
             remedy="one of both",
         )
-    layout, rows = arrange(env.config, parts, samples, int(bucket_mb * (1 << 20)), shards, **robust)
+    bucket_bytes = int(bucket_mb * (1 << 20))
+    layout, rows = arrange(env.config, parts, samples, bucket_bytes, shards, sums_device(env), **robust)
     parts.scaling.check(rows is not None)
-    admit_device(env.config.device_test or env.probation, layout.device, env.me)
+    admit_device(env.config.device_test or env.probation, device, env.me)
     shared = env.exchange == "shm" or (env.exchange == "hosts" and in_two_levels(env, rows, facts))
     shared = shared and layout.device.type == "cpu"
     memory = Memory(layout, microbatches + 2, shared=shared)
     engine = Engine(parts, samples, layout, memory, wanted.clip_norm, wanted.seed, rows, shards)
     engine.step_checks.guards = guarding = Guarding(engine, policy)
     engine.checked = checked_sums(parts.model, checks)
-    ordered(env.me, engine)
-    engine.witness = Witness.of(os.environ, env.me, parts)
+    ordered(env.probe.me, engine)
+    engine.witness = Witness.of(os.environ, env.me, parts, env.place)
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
     facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
+    facts |= {"tensor_parallel": str(env.tensor_parallel)} if env.width > 1 else {}  # part of the arithmetic
     facts |= rows.settings.facts() if rows is not None else {}
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
-    return (_following if env.place else _leading)(env, engine, facts, guarding, keep)
+    if env.place:
+        return _following(env, engine, facts, guarding, keep, wanted.audit)
+    return _leading(env, engine, facts, guarding, keep)
+
+
+def sums_device(env: Environment) -> torch.device | None:
+    """Return where gradients are summed, if not where they come from: in the host's memory, where members share it."""
+    return torch.device("cpu") if env.exchange == "shm" and env.coordinator is not None else None
 
 
 def in_two_levels(env: Environment, rows: Robust | None, facts: Mapping[str, str]) -> bool:
@@ -105,11 +107,12 @@ def in_two_levels(env: Environment, rows: Robust | None, facts: Mapping[str, str
 
 
 def _following(
-    env: Environment, engine: Engine, facts: dict[str, str], guarding: Guarding, keep: SaveSettings | None
+    env: Environment, engine: Engine, facts: dict[str, str], guarding: Guarding, keep: SaveSettings | None, audit: Audit
 ) -> FollowingRank:
     """A rank that is not its replica's lead."""
-    follower = FollowingRank(env, engine, facts, lambda step: guarding.agreement.fingerprint(step)[1])
+    follower = FollowingRank(env, engine, facts, guarding, audit.share, audit.params)
     engine.samples.tell = lambda news: follower.pipe.send(m.DataNoted(member=env.me, **asdict(news)))
+    _disguise(follower, env, engine)
     if keep is not None:
         _follow_saves(follower, keep)
     follower.ready()
@@ -122,13 +125,18 @@ def _leading(
     """A replica's lead, or all of it."""
     replica = Replica(env, engine, facts, guarding)
     engine.samples.tell = lambda news: replica.link.send([m.DataNoted(member=env.me, **asdict(news))])
-    if env.lies:
-        from outlast.runtime.faults.liars import lying
-
-        replica.disguise = lambda plane: lying(env.lies, env.me, plane, engine)
+    _disguise(replica, env, engine)
     if keep is not None:
         _attach(replica, keep)
     return replica
+
+
+def _disguise(rank: Replica | FollowingRank, env: Environment, engine: Engine) -> None:
+    """Have it lie, if tests order it."""
+    if env.lies:
+        from outlast.runtime.faults.liars import lying
+
+        rank.disguise = lambda plane: lying(env.lies, env.me, plane, engine, env.place)
 
 
 def _attach(replica: Replica, settings: SaveSettings) -> None:

@@ -10,22 +10,36 @@ from typing import Any
 from outlast.errors import ConfigError
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.rank_words import OpenWorld
+from outlast.tensors import TENSOR_PARALLEL
 
 __all__ = ["mesh_of"]
 
 
-def mesh_of(env: Environment, shard: int | None) -> Any:
+def mesh_of(env: Environment, shard: int | None, tp: int | None) -> Any:
     """See `Run.mesh`."""
-    from torch import distributed as dist  # loaded with what needs it
-    from torch.distributed import HashStore  # type: ignore[attr-defined]
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh  # loaded with what needs it
 
     width = env.width
-    if shard is not None and shard != width:
+    together = env.tensor_parallel if tp is None else tp
+    wanted = (shard if shard is not None else width // max(1, together)) * together
+    if wanted != width or together < 1:
+        asked = ", ".join(f"{key}={n}" for key, n in (("shard", shard), ("tp", tp)) if n is not None)
         raise ConfigError(
-            f"run.mesh(shard={shard}) in a replica of {width} rank{'s' * (width > 1)}",
-            remedy=f"outlast run --ranks {shard}, or run.mesh() without a number: the bits do not depend on it",
+            f"run.mesh({asked}) in a replica of {width} rank{'s' * (width > 1)}",
+            remedy=f"outlast run --ranks {max(1, wanted)}, or run.mesh() without shard=: the bits do not depend on it",
         )
+    env.tensor_parallel = together
+    _world(env, width)
+    sizes = {"shard": width // together, TENSOR_PARALLEL: together}
+    named = {name: size for name, size in sizes.items() if size > 1} or {"shard": 1}
+    return init_device_mesh("cpu", tuple(named.values()), mesh_dim_names=tuple(named))
+
+
+def _world(env: Environment, width: int) -> None:
+    """The replica's own process group. Raises ConfigError if the script made another one."""
+    from torch import distributed as dist
+    from torch.distributed import HashStore
+
     if not dist.is_initialized():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks of a replica are on one machine
         store = HashStore() if width == 1 else _meeting_place(env, width)
@@ -37,12 +51,11 @@ def mesh_of(env: Environment, shard: int | None) -> Any:
             f"the script made a process group of {dist.get_world_size()} processes, and the replica has {width}",
             remedy="leave init_process_group() out: run.mesh() makes the replica's own",
         )
-    return init_device_mesh("cpu", (width,), mesh_dim_names=("shard",))
 
 
 def _meeting_place(env: Environment, width: int) -> Any:
     """The store in which the replica's ranks find each other; the lead listens, on loopback alone."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore
 
     from outlast.runtime.exchange.c10d_plane import open_store
 

@@ -43,7 +43,9 @@ class FollowingTraining:
 
     def __init__(self, follower: FollowingRank) -> None:
         self.replica, self.engine = follower, follower.engine
-        self._watch = LoopWatch(self.engine.state, self.engine.samples.num_leaves, None, self.engine.shards)
+        self._watch = LoopWatch(
+            self.engine.state, self.engine.samples.num_leaves, self.engine.witness, self.engine.shards
+        )
         self._started = False
         self._epochs: Callable[[], Epochs | None] = lambda: None
         self._failed = False

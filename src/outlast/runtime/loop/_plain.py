@@ -83,6 +83,7 @@ class PlainTraining:
         if start is None:
             start = 0
             self.begin()
+        self.samples.expect(lambda number: list(range(len(self.samples.sizes(number)))), start)
         for number in range(start, until):
             self._open = step = PlainStep(self, number)
             yield step

@@ -22,7 +22,16 @@ from outlast.errors import CheckpointError, ConfigError, Unsaved
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.saving.archives import archive_of, occupied
 from outlast.runtime.saving.contents import place_and_number
-from outlast.runtime.saving.restore import DIFFERS, asked_in, check_facts, restore, stopped_in, tree_of
+from outlast.runtime.saving.restore import (
+    DIFFERS,
+    KEPT,
+    asked_in,
+    check_facts,
+    kept_settings,
+    restore,
+    stopped_in,
+    tree_of,
+)
 from outlast.runtime.saving.resume import usable
 from outlast.runtime.saving.unsaved import end_with
 from outlast.runtime.settings.save_settings import SaveSettings
@@ -67,8 +76,9 @@ class PlainSaves:
         if loaded is None:
             return None
         warning = check_facts(loaded.tree["run"]["facts"], self._facts, bitwise=self._env.config.bitwise)
-        if warning:
-            print(f"outlast: {DIFFERS} {warning}", file=sys.stderr)
+        for words, detail in ((DIFFERS, warning), (KEPT, kept_settings(self._state, loaded.tree))):
+            if detail:
+                print(f"outlast: {words} {detail}", file=sys.stderr)
         restore(self._state, loaded.tree)
         if wanted == "auto":
             self.stopped, self.asked = stopped_in(loaded.tree), asked_in(loaded.tree)

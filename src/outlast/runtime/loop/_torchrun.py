@@ -167,7 +167,7 @@ def _endpoint(place: _Place, environ: Mapping[str, str], found: list[socket.sock
 
 
 def _told(place: _Place, host: str, port: int, found: list[socket.socket]) -> str:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore
 
     key = f"outlast/endpoint/{place.restart}"
     try:

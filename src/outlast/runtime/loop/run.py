@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -97,11 +98,13 @@ class Run(Whereabouts):
             )
         return training is None or training.writes()
 
-    def mesh(self, shard: int | None = None) -> Any:
-        """Return this replica's `DeviceMesh`, for `fully_shard(module, mesh=run.mesh())`: one dimension, named "shard",
-        over the ranks of the replica. `shard`: how many the script expects. Call it on every rank, before the model is
-        sharded. Raises ConfigError if the replica has another number of ranks."""
-        return mesh_of(self._env, shard)
+    def mesh(self, shard: int | None = None, tp: int | None = None) -> Any:
+        """Return this replica's `DeviceMesh`: its ranks, in a dimension named "shard" for `fully_shard(module,
+        mesh=run.mesh())`. `tp`: how many ranks compute each microbatch together, in a dimension named "tp" for
+        `parallelize_module`: `run.mesh(shard=2, tp=2)["tp"]`. A dimension of one rank is left out. `shard`: how many
+        ranks the script expects there. Call it on every rank, before the model is sharded. Raises ConfigError if the
+        replica has another number of ranks."""
+        return mesh_of(self._env, shard, tp)
 
     def protect(
         self,
@@ -159,12 +162,13 @@ class Run(Whereabouts):
             num_workers=data.num_workers, bucket_mb=wanted.bucket_mb, collate_fn=data.collate_fn,
         )  # fmt: skip
         samples = samples_of(data, seed=wanted.seed)
-        check_shares(env.config.replicas, samples.num_leaves // env.width)
+        check_shares(env.config.replicas, samples.num_leaves // env.at_a_time)
         parts = State(model, optimizers, schedulers, {**(state or {}), **samples.parts()}).scaled_with(scaler)
         env.config = beginning_of(wanted.keep, env.config)
         keep, facts = settings_of(wanted.keep, env.config), facts_of(env.config, parts, samples, wanted.clip_norm)
         chosen, critical = chosen_audit(wanted.audit.share, env.config), critical_of(parts, wanted.audit.params)
         facts |= {"audit_params": ", ".join(critical), "audit": f"{chosen:g}" if isinstance(chosen, float) else chosen}
+        wanted = dataclasses.replace(wanted, audit=Audit(chosen, params=critical))
         if self._plain:
             judge(env, parts, samples, wanted)
             return plain_training(env, parts, samples, wanted.clip_norm, wanted.seed, keep, facts)

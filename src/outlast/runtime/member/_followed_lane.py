@@ -9,31 +9,53 @@ import msgspec
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, View
 from outlast.errors import ViewAbandoned
+from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.checks.state_comparison import Comparison
-from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction, SharedPlane
+from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
+from outlast.runtime.exchange.row_plane import OneRank, RowSteps
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.joining.donor import LaneDonor
 from outlast.runtime.member._phase_clock import PhaseClock
+from outlast.runtime.member._plane_choice import lane_plane
+from outlast.runtime.member._sibling_checks import FollowedChecks
+from outlast.runtime.member._siblings import LOOK_S
 from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.run_facts import device_name
 from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport.connections import Listener, PeersLost
 from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.transport.rank_check_words import LaneGrams, LookAgain, RowsChosen, SlicesSaid
 
 __all__ = ["FollowedLane"]
 
 
-class FollowedLane:
-    """This rank's part of the state, its mesh with the ranks of its place in other replicas, and what it does there.
-    `fingerprint`: of what the lead's header says of the state, by step."""
+class _LeadAsked(OneRank):
+    """The other ranks of a replica, to the plane of one that is not its lead."""
 
-    def __init__(self, env: Environment, engine: Engine, fingerprint: Callable[[int], int]) -> None:
+    follows = True
+
+    def __init__(self, lane: FollowedLane) -> None:
+        self._lane = lane
+
+    def ask(self, mine: list[bytes]) -> list[bytes]:
+        return self._lane.choice(mine)
+
+
+class FollowedLane:
+    """This rank's part of the state, its mesh with the ranks of its place in other replicas, and what it does there."""
+
+    def __init__(
+        self, env: Environment, engine: Engine, guards: Guarding, audit: float | str = 0.0, critical: Sequence[str] = ()
+    ) -> None:
         assert env.lead is not None
-        self.env, self.engine, self.pipe, self._fingerprint = env, engine, env.lead, fingerprint
+        self.env, self.engine, self.pipe, self.guards = env, engine, env.lead, guards
+        self.device = device_name(engine.device)
+        self.checks = FollowedChecks(self, engine, guards, self.pipe.send, audit, critical)
         self.saves: Saves | None = None
-        self.listener = Listener(env.run_id, env.me, env.secret, network=env.address)
+        self.listener = Listener(env.run_id, env.me, env.secret, network=env.address, tls=env.tls)
         self.mesh: Mesh | None = None
         self.plane: Plane | None = None
         self.memories: dict[str, Memory] = {}
@@ -44,6 +66,8 @@ class FollowedLane:
         self._begun: Plane | None = None  # in which an exchange has begun, under a backward
         self._joined = False
         self._told = b""  # of an outcome that was taken
+        self._number = 0  # of the exchange that the lead waits for
+        self.disguise: Callable[[Plane], Plane] = lambda plane: plane  # tests have a rank lie
         self._compares = False  # the state, in this view's first step, from when the loop is inside it
         self._comparison: Comparison | None = None
 
@@ -87,15 +111,27 @@ class FollowedLane:
 
     def _plane_of(self, mesh: Mesh) -> Plane:
         """Raises ViewAbandoned if its group does not form."""
-        engine, env = self.engine, self.env
-        if env.exchange != "shm":
-            from outlast.runtime.exchange.c10d_plane import NetworkPlane
-
-            return NetworkPlane(mesh, engine.layout, engine.memory, engine.out, self._entered, env, None, "")
         for name, region in self.listener.regions.items():
             if name not in self.memories:
-                self.memories[name] = Memory(engine.layout, engine.memory.num_slots, region)
-        return SharedPlane(mesh, engine.layout, engine.memory, self.memories, engine.out, self._entered)
+                self.memories[name] = Memory(self.engine.layout, self.engine.memory.num_slots, region)
+        plane = lane_plane(self.env, self.engine, mesh, self.memories, self._entered)
+        if isinstance(plane, RowSteps):
+            plane.ranks = _LeadAsked(self)
+        return self.disguise(plane)
+
+    def choice(self, mine: list[bytes]) -> list[bytes]:
+        """Tell the lead my lane's part of the Gram matrices, and wait for the whole ones. Raises ViewAbandoned."""
+        inbox = self.pipe.inbox
+        self.pipe.send(LaneGrams(self._number, tuple(mine)))
+        self.clock.enter(Phase.IDLE, self.committed)  # as whoever waits for the lead
+        while not inbox or not isinstance(inbox[0], RowsChosen) or inbox[0].number != self._number:
+            if inbox and isinstance(inbox[0], RowsChosen):
+                inbox.popleft()  # of an exchange that a view's end has cut off
+                continue
+            if self.mesh is None:
+                raise ViewAbandoned("the view is closed")
+            self.mesh.rest(LOOK_S)
+        return list(inbox.popleft().totals)
 
     def _stalled(self, view: View, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
         """Say whom this lane waits for; the coordinator has them looked at. Who can say so does not hang itself."""
@@ -123,18 +159,23 @@ class FollowedLane:
         self.plane = self.mesh = None
 
     def _reduce(self, word: say.ReduceLane) -> None:
+        self._number = word.number
         try:
             found = self._reduced(word)
         except ViewAbandoned as reason:
             self._broken(word.number, reason)
             return
-        engine = self.engine
+        engine, step = self.engine, word.task.step
+        agreed = self._comparison.told() if self._comparison is not None else self.guards.agreement.fingerprint(step)
         told = engine.lane_evidence(found)
         self.pipe.send(
             say.LaneReduced(
                 number=word.number,
                 fingerprint=found.fingerprint,
-                state=self._comparison.told()[1] if self._comparison is not None else self._fingerprint(word.task.step),
+                state=agreed[1],
+                guard=self.guards.note(step),
+                unlike=tuple(sorted(found.unlike)),
+                false=tuple(sorted((*key, value) for key, value in found.false.items())),
                 settings=engine.loop.digest(engine.loop.settings),
                 can_save=self.saves is None or self.saves.ready(),
                 **told,
@@ -176,10 +217,12 @@ class FollowedLane:
 
     def _exchange(self, mesh: Mesh, task: say.LaneTask, slots: Mapping[Node, int]) -> ExchangeTask:
         engine, mine = self.engine, task.nodes[mesh.view.members.index(self.env.me)]
+        flips = engine.step_checks.flips
         return ExchangeTask(
             step=task.step, nodes=task.nodes, slots=tuple(slots[node] for node in mine),
             num_leaves=engine.num_leaves, scale=engine.scale(task.step), with_norms=task.with_norms,
-            on_scattered=self._scattered,
+            on_scattered=self._scattered, sent=engine.sums.sent if task.printing else None, checks=engine.checks,
+            on_reduced=flips.after_reduction if flips.active else None,
         )  # fmt: skip
 
     def _broken(self, number: int, reason: ViewAbandoned) -> None:
@@ -197,16 +240,23 @@ class FollowedLane:
         meta = msgspec.msgpack.decode(word.meta, type=Meta)
         self.enter(Phase.VERDICT)
         self.engine.clip(meta)
-        if word.feed is not None:
+        early = self.engine.robust is None  # as the lead does
+        if word.feed is not None and early:
             self.donor.feed(word.feed, meta)
         self.engine.apply(meta, self.enter)
+        if word.feed is not None and not early:
+            self.donor.feed(word.feed, meta)
         self.committed, self._comparison = meta.step + 1, None
         self.enter(Phase.COMMIT)
 
     def _give(self, word: say.GiveOutcome) -> None:
-        if self.plane is not None:
-            self.enter(Phase.HAND_OVER_SEND)
+        if self.plane is None:
+            return
+        self.enter(Phase.HAND_OVER_SEND)
+        try:
             self.plane.give(word.step, self.engine.told(joined=word.joined), word.to)
+        except ViewAbandoned as reason:
+            self._broken(word.number, reason)
 
     def _take(self, word: say.TakeOutcome) -> None:
         self.enter(Phase.HAND_OVER_RECEIVE)
@@ -232,6 +282,14 @@ class FollowedLane:
     def _live(self, word: say.LiveOutcome) -> None:
         self.enter(Phase.JOIN_REPLAY)
         self.engine.live(self.enter)
+
+    def _look_again(self, word: LookAgain) -> None:
+        try:
+            found = self.plane.look_again(word.slices) if self.plane is not None else {}
+        except ViewAbandoned as reason:
+            self._broken(word.number, reason)
+            return
+        self.pipe.send(SlicesSaid(word.number, tuple((*key, *both) for key, both in found.items())))
 
     def _tell_state(self, word: say.AskFingerprint) -> None:
         self.pipe.send(say.FingerprintSaid(word.number, self.engine.fingerprint()))

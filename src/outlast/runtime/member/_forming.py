@@ -20,15 +20,16 @@ from outlast.core.protocol import (
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.step.forming import RollFacts, form, hand_over
+from outlast.core.protocol.step.verdict import StepEvidence
 from outlast.runtime.checks.row_admission import admit
-from outlast.runtime.checks.verdict_round import roll_evidence
+from outlast.runtime.checks.state_comparison import diverged
 from outlast.runtime.exchange.plane import Plane
 from outlast.runtime.exchange.slots import Memory
-from outlast.runtime.joining.donor import lane_address
+from outlast.runtime.member._laned_plane import LanedPlane
 from outlast.runtime.member._plane_choice import make_plane
 from outlast.runtime.member._seat import MemberSeat
-from outlast.runtime.member._siblings import LanedPlane
-from outlast.runtime.saving.resume import begin
+from outlast.runtime.saving.resume import begin, newer, take_up
+from outlast.runtime.transport.endpoints import lane_address
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.rank_words import ExpectLeaves
 from outlast.runtime.view.courses import Acts, carry_out, seat_of
@@ -46,17 +47,19 @@ class Forming(MemberSeat):
             "part": lambda _: self._part(view),
             "drain": lambda _: self.spare.drain(view),
             "begin": lambda _: self._begin(view),
+            "read newer": lambda _: self._read_newer(),
             "connect": lambda _: self._connect(view),
             "keep": lambda act: self._keep(act.entries),
         }
-        course = form(seat_of(self), self.guards, roll_evidence(view, self.engine.parts), self._roll_facts)
+        found = StepEvidence(view=view, parts=self.parts, diverged=diverged)
+        course = form(seat_of(self), self.guards, found, self._roll_facts)
         if not carry_out(self, course, acts):
             self._close_view()
             return
         with self.lock:
             formed, plan = self.member.formed, self.member.standing()[1]
         assert self.mesh is not None
-        self.plane = self.disguise(self._make_plane(self.mesh))
+        self.plane = self._make_plane(self.mesh)
         if formed:
             self._formed(view, plan)
 
@@ -70,6 +73,20 @@ class Forming(MemberSeat):
         begun = self.siblings.begin_run(view)
         begin(self.env, self.engine, view, self.saves)
         begun(self.member.committed)
+
+    def _read_newer(self) -> None:
+        """Nobody brings what the view before held, and a checkpoint is said to be newer than what I have. Ranks of one
+        replica may find different ones whole, and only the first view of a run can end for that: there mine counts."""
+        if self.saves is None or self.siblings.some:
+            return
+        loaded = newer(self.saves, self.member.committed)
+        if loaded is None:
+            return
+        step = take_up(self.saves, loaded)
+        self.spare.course.read_elsewhere()
+        with self.lock:
+            self.member.replayed(step)
+            self.member.stable = step
 
     def _keep(self, entries: Sequence[RollEntry]) -> None:
         self._entries = list(entries)
@@ -102,8 +119,8 @@ class Forming(MemberSeat):
         return RollFacts(outcome=self.engine.outcome(), state=self._fingerprint, late=late, joined=joined)
 
     def _fingerprint(self) -> int:
-        """Of the state, of all ranks; 0 at the end, where the others of a replica may have ended as their lead is
-        about to."""
+        """The fingerprint of the whole state, over all ranks; 0 at the end, where the others of a replica may have
+        ended as their lead is about to."""
         mesh, view = self.mesh, self.member.view
         if not self.siblings.some or mesh is None:
             return self.engine.fingerprint()
@@ -113,11 +130,11 @@ class Forming(MemberSeat):
     def _make_plane(self, mesh: Mesh) -> Plane:
         """The lane of this rank; and the replica's others, where it has more than one."""
         if not self.siblings.some:
-            return make_plane(self, self.engine, mesh, self.memories, self._store)
+            return self.disguise(make_plane(self, self.engine, mesh, self.memories, self._store))
         lanes = self.on(LANES, -1, self.siblings.addresses, Phase.ROLL_CALL)
         self.siblings.form(mesh.view, lanes, sorted(self.member.held))
         own = make_plane(self, self.engine, mesh, self.memories, self._store)
-        return LanedPlane(own, self.siblings, self.engine, mesh)
+        return LanedPlane(own, self.siblings, self.engine, mesh, self.disguise)
 
     def _remember_peers(self, view: View) -> None:
         for name, region in self.listener.regions.items():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections.abc import Callable
 
+from outlast.checkpoint.threads import begin
 from outlast.core.phases import Phase
 from outlast.core.protocol import StepTime
 from outlast.core.protocol import messages as m
@@ -137,7 +139,8 @@ class Pace:
 
 
 def ping(port: ViewPort, mesh: Mesh) -> None:
-    """Ping all; a timer reports who answered. Counted from the pings: who was busy until now reaches everybody."""
+    """Ping all; a timer reports who answered. Counted from the pings: who was busy until now reaches everybody. Where
+    there is no thread for the timer nothing is reported: peers whose pings are answered here say that they are."""
     mesh.ping()
 
     def report() -> None:
@@ -146,7 +149,8 @@ def ping(port: ViewPort, mesh: Mesh) -> None:
 
     timer = threading.Timer(_ANSWERS_S, report)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError, MemoryError):
+        begin(timer)
 
 
 def stalled(port: ViewPort, phase: Phase, missing: tuple[str, ...], waited_s: float, deadline_s: float) -> None:

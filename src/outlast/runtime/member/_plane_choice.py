@@ -6,32 +6,32 @@ c10d's modules are imported by who uses them alone. Not here: what a plane does.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from outlast.core.phases import Phase
 from outlast.runtime.exchange.plane import Plane, SharedPlane
 from outlast.runtime.exchange.row_plane import SharedRowPlane
 from outlast.runtime.exchange.slots import Memory
-from outlast.runtime.joining.donor import lane_address
+from outlast.runtime.host.environment import Environment
 from outlast.runtime.training.engine import Engine
-from outlast.runtime.transport.endpoints import place_in
+from outlast.runtime.transport.endpoints import lane_address, place_in
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.view.port import ViewPort
 
-__all__ = ["make_plane"]
+__all__ = ["lane_plane", "make_plane"]
 
 
 def make_plane(port: ViewPort, engine: Engine, mesh: Mesh, memories: dict[str, Memory], store: Any) -> Plane:
     """The plane of a view whose roll was called. `store`: this member's own, for c10d on GPUs. Raises ViewAbandoned if
     its group does not form."""
     if port.env.exchange == "shm":
-        return _shared(port, engine, mesh, memories)
+        return _shared(engine, mesh, memories, _enter(port))
     places = [place_of(port, name) for name in mesh.view.members]
     if engine.memory.region is None or 1 < len(set(places)) == len(places):
-        return _network(port, engine, mesh, store)
+        return _network(engine, mesh, port.env, store, port.member.store, _enter(port))
     if len(set(places)) == 1:
-        return _shared(port, engine, mesh, memories)
+        return _shared(engine, mesh, memories, _enter(port))
     return _in_two_levels(port, engine, mesh, memories, places)
 
 
@@ -40,35 +40,40 @@ def place_of(port: ViewPort, name: str) -> str:
     return place_in(lane_address(port.member.contacts.get(name, ""), 0)) or port.member.hosts.get(name, "")
 
 
+def lane_plane(
+    env: Environment, engine: Engine, mesh: Mesh, memories: dict[str, Memory], enter: Callable[[Phase, int], None]
+) -> Plane:
+    """The plane of a rank that is not its replica's lead, of the lead's kind. Raises as `make_plane` does."""
+    if env.exchange == "shm":
+        return _shared(engine, mesh, memories, enter)
+    return _network(engine, mesh, env, None, "", enter)
+
+
 def _in_two_levels(
     port: ViewPort, engine: Engine, mesh: Mesh, memories: dict[str, Memory], places: Sequence[str]
 ) -> Plane:
     from outlast.runtime.exchange.host_plane import HostPlane
 
-    def enter(phase: Phase, bucket: int) -> None:
-        port.enter(phase, bucket=bucket)
-
-    return HostPlane(mesh, engine.layout, engine.memory, memories, engine.out, enter, port.env, places)
+    return HostPlane(mesh, engine.layout, engine.memory, memories, engine.out, _enter(port), port.env, places)
 
 
-def _shared(port: ViewPort, engine: Engine, mesh: Mesh, memories: dict[str, Memory]) -> Plane:
-    def enter(phase: Phase, bucket: int) -> None:
-        port.enter(phase, bucket=bucket)
+def _enter(port: ViewPort) -> Callable[[Phase, int], None]:
+    return lambda phase, bucket: port.enter(phase, bucket=bucket)
 
+
+def _shared(engine: Engine, mesh: Mesh, memories: dict[str, Memory], enter: Callable[[Phase, int], None]) -> Plane:
     if engine.robust is None:
         return SharedPlane(mesh, engine.layout, engine.memory, memories, engine.out, enter)
     draw = random.SystemRandom()  # which slices this member checks is known to no other
     return SharedRowPlane(mesh, engine.layout, engine.memory, memories, engine.out, enter, engine.robust, draw)
 
 
-def _network(port: ViewPort, engine: Engine, mesh: Mesh, store: Any) -> Plane:
+def _network(
+    engine: Engine, mesh: Mesh, env: Environment, store: Any, address: str, enter: Callable[[Phase, int], None]
+) -> Plane:
     from outlast.runtime.exchange.c10d_plane import NetworkPlane
     from outlast.runtime.exchange.c10d_row_plane import NetworkRowPlane
 
-    def enter(phase: Phase, bucket: int) -> None:
-        port.enter(phase, bucket=bucket)
-
-    env, address = port.env, port.member.store
     if engine.robust is None:
         return NetworkPlane(mesh, engine.layout, engine.memory, engine.out, enter, env, store, address)
     return NetworkRowPlane(engine.robust, mesh, engine.layout, engine.memory, engine.out, enter, env, store, address)

@@ -22,17 +22,20 @@ from outlast.core.protocol import (
     View,
 )
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.step.verdict import PartRows
 from outlast.errors import ViewAbandoned
 from outlast.runtime.checks.guards import Guarding
+from outlast.runtime.checks.lane_checks import rows_of_ranks
 from outlast.runtime.checks.state_comparison import Comparison
 from outlast.runtime.exchange.plane import Plane
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
-from outlast.runtime.joining.donor import Donor, lanes_address
+from outlast.runtime.joining.donor import Donor
 from outlast.runtime.joining.joiner import Spare
 from outlast.runtime.member._heartbeat import Pace, ping, stalled
 from outlast.runtime.member._phase_clock import PhaseClock
 from outlast.runtime.member._rank_reports import failure_of, stall_of
+from outlast.runtime.member._sibling_checks import SiblingChecks
 from outlast.runtime.member._sibling_lanes import SiblingLanes
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.member.link import MemberLink, SoloLink
@@ -42,10 +45,10 @@ from outlast.runtime.training.run_facts import device_name
 from outlast.runtime.training.script_files import script_files
 from outlast.runtime.transport.connections import Listener, PeersLost
 from outlast.runtime.transport.coordinator_place import CoordinatorPlace
+from outlast.runtime.transport.endpoints import lanes_address
 from outlast.runtime.transport.frames import Heartbeat
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.rank_words import RankFailed
-from outlast.runtime.transport.seal import FORGED
 from outlast.runtime.view.rounds import Channel, round_of
 
 __all__ = ["MemberSeat", "T"]
@@ -59,7 +62,7 @@ class MemberSeat:
     def __init__(self, env: Environment, engine: Engine, facts: dict[str, str], guards: Guarding) -> None:
         self.env, self.engine, self.facts, self.guards = env, engine, facts, guards
         self._files = script_files() if env.coordinator is not None else {}
-        self.device = device_name(engine.layout.device)
+        self.device = device_name(engine.device)
         self.member = Member(env.me, engine.num_leaves, num_rows=engine.num_rows)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
@@ -68,7 +71,9 @@ class MemberSeat:
             from outlast.runtime.exchange.c10d_plane import LOOPBACK, open_store
 
             self._store, env.store = open_store(env.address or LOOPBACK)
-        self.listener = Listener(env.run_id, env.me, env.secret, alone=env.coordinator is None, network=env.address)
+        self.listener = Listener(
+            env.run_id, env.me, env.secret, alone=env.coordinator is None, network=env.address, tls=env.tls
+        )
         self.link = self._make_link()
         self.siblings = Siblings(
             env.pipes, self.link.wake_fd, self._own_ranks_stalled, lambda: self.patience(self.clock.phase)
@@ -78,6 +83,8 @@ class MemberSeat:
             pipe.on_stalled = lambda said: self.link.send([stall_of(env.me, said)])
             pipe.on_noted = lambda said: self.link.send([said])
         self.siblings.meet(facts)
+        if self.siblings.some:
+            guards.others = SiblingChecks(self.siblings)
         lanes = SiblingLanes(self.siblings) if self.siblings.some else None
         self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter, self.listener.feeds, lanes)
         self.mesh: Mesh | None = None
@@ -104,8 +111,11 @@ class MemberSeat:
             self.member.lease_until_s = 0.0  # until the first heartbeat was answered
         if env.coordinator is None:
             return SoloLink(self.member, self.lock)
+        folder = env.run_dir if env.config.record != "sqlite" else None
+        place = CoordinatorPlace(env.coordinator, folder, env.run_id)
+        self.listener.followed = lambda at, epoch: epoch >= self.member.epoch and place.followed(at, epoch)
         return MemberLink(
-            CoordinatorPlace(env.coordinator, env.run_dir if env.config.record != "sqlite" else None),
+            place,
             env.secret,
             self.member,
             self.lock,
@@ -115,13 +125,18 @@ class MemberSeat:
             heartbeat_s=env.config.heartbeat_s,
             lease_s=env.config.lease_s,
             run=env.run_id,
-            forged=lambda: self.listener.mesh.refuse(FORGED, "the coordinator"),
+            refused=lambda reason: self.listener.mesh.refuse(reason, "the coordinator"),
+            tls=env.tls,
         )
 
     def _rank_failed(self, place: int, failed: RankFailed) -> None:
         self.siblings.all_there(but=place)
         self.siblings.reported = True
         self.link.send([failure_of(self.env.me, self.member.committed, failed)])
+
+    def parts(self) -> PartRows:
+        """Fingerprints of the tensors of this replica's state, of all its ranks."""
+        return rows_of_ranks([tuple(self.engine.parts()), *self.guards.others.rows(-1)])
 
     @property
     def view(self) -> View | None:

@@ -48,7 +48,7 @@ class SiblingLanes(OtherLanes):
         pipe.on_has = heard
 
     def _told(self) -> list[say.LaneHas]:
-        """Of this serving, by those that have said something of it."""
+        """What the other ranks have said of this serving, one each of those that have said something."""
         return [has for has in list(self._has.values()) if has.serve == self._serving]
 
     def serve(self, serving: ServeId) -> None:

@@ -1,4 +1,4 @@
-"""The other ranks of a replica, as its lead commands them; and the exchange of all its lanes as one plane.
+"""The other ranks of a replica, as its lead commands them.
 
 The lead (rank 0) is the member of the run; its own lane is the mesh over which headers travel. What it does with its
 tensors the others do with theirs: they are told of each leaf, each exchange and each outcome, in order. A lane that is
@@ -14,25 +14,27 @@ import os
 import select
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from outlast.core.policy import GuardNote
 from outlast.core.protocol import View
 from outlast.errors import CheckpointError, StepMisuse, ViewAbandoned
-from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
-from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport.connections import PeersLost
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.rank_channel import RankPipe
+from outlast.runtime.transport.rank_check_words import LeafPrinted
 from outlast.tensors import combine
 
-__all__ = ["LanedPlane", "Siblings"]
+__all__ = ["LOOK_S", "Siblings"]
 
+T = TypeVar("T")
 _ANSWER_S = 5.0
-_LOOK_S = 1.0  # should another wait have taken what woke this one
+LOOK_S = 1.0
+"""How long to wait before looking again: another wait may have taken what woke this one."""
 
 
 class Siblings:
@@ -56,6 +58,7 @@ class Siblings:
         self.state: list[int] = []  # what the others said of theirs, in the newest exchange
         self.joined = False  # whether the one that an outcome is handed to came in by replaying
         self.can_save = True  # all of them, as they said in the newest exchange
+        self.notes: list[GuardNote] = []  # to guards, as they said there
         self.reported = False  # a failure of the script, to the coordinator
         self._number = 0  # of what was asked for last: answers to anything else are old
         self._ended = False
@@ -88,8 +91,21 @@ class Siblings:
     def end_step(self, step: int) -> None:
         self.tell(say.EndStep(step))
 
-    def compute(self, step: int, leaf: int, ahead: say.LaneTask | None = None) -> None:
-        self.tell(say.ComputeLeaf(step, leaf, ahead))
+    def compute(self, step: int, leaf: int, ahead: say.LaneTask | None = None, *, printing: bool = False) -> None:
+        self.tell(say.ComputeLeaf(step, leaf, ahead, printing))
+
+    def printed(self) -> list[int]:
+        """The others' fingerprints of the leaf that all have just computed: each says it before anything else."""
+        return [self._next(pipe, LeafPrinted).print for pipe in self.pipes]
+
+    def _next(self, pipe: RankPipe, kind: type[T]) -> T:
+        """The next word of this kind; what was said before it is old."""
+        while True:
+            word = pipe.take()
+            if isinstance(word, kind):
+                return word
+            if word is None:
+                self.rest()
 
     def expect(self, word: say.ExpectLeaves) -> None:
         self.tell(word)
@@ -110,6 +126,16 @@ class Siblings:
         """Ask for something; `word` takes the question's number."""
         self._number += 1
         self.tell(word(self._number))
+
+    def tell_of_question(self, word: Callable[[int], Any]) -> None:
+        """To all of them, while they are at what was asked last; `word` takes that question's number."""
+        self.tell(word(self._number))
+
+    def ask_each(self, word: Callable[[int, int], Any]) -> None:
+        """As `ask`, something else of each; `word` takes its place, too."""
+        self._number += 1
+        for pipe in self.pipes:
+            pipe.send(word(self._number, pipe.place))
 
     def apply(self, meta: Meta, feed: say.FeedJoiners | None) -> None:
         """The commit point of the replica: the step is decided, and every lane is complete."""
@@ -144,7 +170,7 @@ class Siblings:
         """Wait for a word of anybody, for a while. In no view yet: a rank that is lost ends this process."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
-        poll.poll(_LOOK_S * 1000.0)
+        poll.poll(LOOK_S * 1000.0)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
 
@@ -191,62 +217,8 @@ class Siblings:
         return begun
 
     def fingerprints(self, mesh: Mesh) -> list[int]:
-        """Of the others' parts of the state."""
+        """The other ranks' fingerprints of their parts of the state, one a rank; none where there is one rank."""
         if not self.pipes:
             return []
         self.ask(say.AskFingerprint)
-        return [told.value for told in self.gather(say.FingerprintSaid, lambda: mesh.rest(_LOOK_S))]
-
-
-class LanedPlane:
-    """The lead's plane, and with it those of the other lanes. While the lead waits for these, its own peers are heard
-    and answered."""
-
-    def __init__(self, own: Plane, siblings: Siblings, engine: Engine, mesh: Mesh) -> None:
-        self.own, self.siblings, self.engine = own, siblings, engine
-        self._wait = lambda: mesh.rest(_LOOK_S)
-
-    def begin(self, task: ExchangeTask) -> None:
-        lane = say.LaneTask(task.step, task.nodes, task.with_norms)
-        self.siblings.ask(lambda number: say.ReduceLane(number, lane))
-        self.own.begin(task)
-
-    def offer(self, bucket: int) -> None:
-        self.own.offer(bucket)
-
-    def finish(self) -> Reduction:
-        """When every lane is complete: what all of them found. Raises ViewAbandoned, StepMisuse."""
-        found = self.own.finish()
-        told: list[say.LaneReduced] = self.siblings.gather(say.LaneReduced, self._wait)
-        mine = self.engine.loop.digest(self.engine.loop.settings)
-        if any(lane.settings != mine for lane in told):
-            raise StepMisuse(
-                "the loops of this replica's ranks set different learning rates or modes",
-                did="nothing was committed",
-                remedy="do the same on every rank: decide by what is equal everywhere, such as step.loss",
-            )
-        for lane in told:
-            self.engine.take_in(lane.used, lane.losses, lane.metrics, lane.bad)
-        self.siblings.state = [lane.state for lane in told]
-        self.siblings.can_save = all(lane.can_save for lane in told)
-        found.fingerprint = combine([found.fingerprint, *(lane.fingerprint for lane in told)])
-        found.others = tuple(part for lane in told for part in lane.norms)
-        return found
-
-    def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:
-        self.siblings.ask(lambda number: say.GiveOutcome(number, step, tuple(to), self.siblings.joined))
-        self.own.give(step, meta, to)
-
-    def take(self, step: int, donor: str) -> bytes:
-        """All lanes' parts of the outcome are here, or none counts."""
-        self.siblings.ask(lambda number: say.TakeOutcome(number, step, donor))
-        told = self.own.take(step, donor)
-        self.siblings.gather(say.LaneTaken, self._wait)
-        self.siblings.tell(say.SettleOutcome())
-        return told
-
-    def look_again(self, slices: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[int, int]]:
-        return self.own.look_again(slices)
-
-    def close(self) -> None:
-        self.own.close()
+        return [told.value for told in self.gather(say.FingerprintSaid, lambda: mesh.rest(LOOK_S))]

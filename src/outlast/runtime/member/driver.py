@@ -19,11 +19,12 @@ from outlast.core.protocol import (
     Leave,
     Wait,
 )
+from outlast.core.protocol.step.deciding import leave
 from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
-from outlast.runtime.checks.row_admission import wait_for_rows
+from outlast.runtime.checks.row_admission import wait_for_more
 from outlast.runtime.checks.state_comparison import Comparison
 from outlast.runtime.member._forming import Forming
-from outlast.runtime.transport.peer_messages import Final
+from outlast.runtime.view.courses import Acts, carry_out, seat_of
 
 __all__ = ["Replica"]
 
@@ -44,14 +45,14 @@ class Replica(Forming):
             try:
                 if isinstance(todo, Compute | Exchange | Leave):
                     return todo
-                if isinstance(todo, Wait) and todo.why == "rows" and self.engine.late is not None:
+                if isinstance(todo, Wait) and todo.why == "held back" and self.engine.late is not None:
                     return todo
                 if isinstance(todo, Wait):
                     self._depart_if_told(todo)
                     self._abandon_if_over()
                     self._idle()
-                    if todo.why == "rows":
-                        wait_for_rows(self, self.donor)
+                    if todo.why == "held back":
+                        wait_for_more(self, self.donor)
                     else:
                         self.spare.idle(self.patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
@@ -109,20 +110,24 @@ class Replica(Forming):
         """The closing barrier: everybody committed the last step."""
         if self.mesh is None:
             raise ViewAbandoned("the view is closed")
+        acts: Acts = {
+            "save the end": lambda _: self._save_end(),
+            "settle the end": lambda _: self._settle_end(todo),
+            "say how far": lambda _: self.link.beat(),
+        }
+        carry_out(self, leave(seat_of(self)), acts)
+
+    def _save_end(self) -> None:
         if self.saves is not None:
             self.saves.last()
         self.enter(Phase.FINAL)
-        self.mesh.broadcast(Final(self.member.committed))
-        self.mesh.collect(Final, self.member.committed, 0, Phase.FINAL)
+
+    def _settle_end(self, todo: Leave) -> None:
         if self.saves is not None:
             self.enter(Phase.IDLE)
             self.saves.settle_last(todo.view.id, lambda: self._over(todo.view))
             self.saves.check_end()
         self.pace.parts.tell()
-        with self.lock:
-            answers = self.member.finished()
-        self.link.beat()
-        self.link.send(answers)
 
     def leave_early(self) -> None:
         """The loop ends before `until`: every replica must end at the same step."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol.step.catching_up import SILENT_S
 from outlast.errors import StepMisuse, ViewAbandoned
+from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.joining.inflow import Inflow
 from outlast.runtime.member._followed_lane import FollowedLane
@@ -29,6 +30,7 @@ from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import metric_outside
 from outlast.runtime.training.warm_memory import at_low_priority
 from outlast.runtime.transport import rank_words as say
+from outlast.runtime.transport.rank_check_words import AskRows, AuditLeaf, LookAgain, LookCloser, RowsChosen
 
 __all__ = ["FollowingRank"]
 
@@ -37,9 +39,15 @@ class FollowingRank(FollowedLane):
     """Carries out, in one rank, what the lead of its replica says."""
 
     def __init__(
-        self, env: Environment, engine: Engine, facts: dict[str, str], fingerprint: Callable[[int], int]
+        self,
+        env: Environment,
+        engine: Engine,
+        facts: dict[str, str],
+        guards: Guarding,
+        audit: float | str = 0.0,
+        critical: Sequence[str] = (),
     ) -> None:
-        super().__init__(env, engine, fingerprint)
+        super().__init__(env, engine, guards, audit, critical)
         self.facts = facts
         self._left = False
         self.inflow = Inflow(engine, self.enter, self.listener.feeds, self.pipe.wake_fd, env.config.replicas)
@@ -74,6 +82,8 @@ class FollowingRank(FollowedLane):
                 return
             if isinstance(word, say.ComputeLeaf):
                 yield from self._one(word)
+            elif isinstance(word, LookCloser | AuditLeaf):
+                yield from self.checks.batches(word)
             else:
                 self._obey(word)
         raise SystemExit(0)
@@ -111,7 +121,8 @@ class FollowingRank(FollowedLane):
             say.JoinedView: lambda word: self.inflow.over(),
             say.ServeJoiner: lambda word: self.donor.serve(word, self.committed),
             say.FeedWhole: self.donor.feed_whole, say.FlushStreams: lambda word: self.donor.flush_for(word.view),
-            say.CloseStreams: lambda word: self.donor.close_all(),
+            say.CloseStreams: lambda word: self.donor.close_all(), AskRows: self.checks.rows,
+            LookAgain: self._look_again, RowsChosen: lambda word: None,  # of a lane that had broken
         }  # fmt: skip
         if type(word) not in done:
             raise StepMisuse(
@@ -129,7 +140,7 @@ class FollowingRank(FollowedLane):
         self.enter(Phase.LOAD, todo.leaf)
         batch = engine.prepare(todo.step, todo.leaf)
         self.enter(Phase.BODY, todo.leaf)
-        self._leaf, self._loss = todo, None
+        self._leaf, self._loss, engine.sums.printing = todo, None, todo.printing
         engine.metrics.begin(engine.mine(todo.leaf))
         yield batch
         if self._loss is None:
@@ -138,6 +149,9 @@ class FollowingRank(FollowedLane):
 
     def backward(self, loss: Tensor) -> None:
         """The loop's backward of the microbatch under way."""
+        if self.checks.active:
+            self.checks.backward(loss)
+            return
         if self._leaf is None or self._loss is not None:
             raise second_backward()
         step, leaf = self._leaf.step, self._leaf.leaf
@@ -147,10 +161,13 @@ class FollowingRank(FollowedLane):
         self.enter(Phase.MERGE, leaf)
         self._loss = float(loss.detach())
         self.engine.end(step, leaf, self._loss)
+        self.checks.computed()
         self.enter(Phase.BODY, leaf)
 
     def metric(self, name: str, value: Any, weight: Any) -> None:
-        """A number of the microbatch under way."""
+        """A number of the microbatch under way; of a check beside the step it is forgotten."""
+        if self.checks.active:
+            return
         if self._leaf is None:
             raise metric_outside(name)
         step, leaf = self._leaf.step, self.engine.mine(self._leaf.leaf)
@@ -181,7 +198,7 @@ class FollowingRank(FollowedLane):
                 remedy="the same dataset and batch_size everywhere; what a rank shall see of it outlast decides",
             )
         self.enter(Phase.BODY)
-        rows = wanted.compute(word.batches[min(self.env.place, len(word.batches) - 1)])
+        rows = wanted.compute(word.batches[min(self.engine.shards.place, len(word.batches) - 1)])
         self.pipe.send(say.LaneEvaluated(word.number, rows))
 
     def _expect(self, word: say.ExpectLeaves) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from outlast.checkpoint.threads import begin
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import Awaited
@@ -27,6 +28,8 @@ from outlast.runtime.transport import save_messages as saving
 from outlast.runtime.transport.coordinator_place import CoordinatorPlace
 from outlast.runtime.transport.frames import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
 from outlast.runtime.transport.seal import FORGED
+from outlast.runtime.transport.tls import Tls
+from outlast.runtime.transport.tls_socket import counted
 
 __all__ = ["MemberLink", "SoloLink"]
 
@@ -40,7 +43,7 @@ _ELSEWHERE_S = 1.0  # for one connection then: its host may be gone
 
 class MemberLink:
     """Speaks with the coordinator for a member, on a thread of its own. `hello()` and `beat(again)` make the messages;
-    `asked(probe)` is called on a Probe."""
+    `asked(probe)` is called on a Probe, `refused(reason)` when the two do not take each other."""
 
     def __init__(
         self,
@@ -55,12 +58,14 @@ class MemberLink:
         heartbeat_s: float,
         lease_s: float,
         run: str = "",
-        forged: Callable[[], None] = lambda: None,
+        refused: Callable[[str], None] = lambda reason: None,
+        tls: Tls | None = None,
     ) -> None:
         self._place, self._secret, self.member, self.lock = place, secret, member, lock
         self._at = place.now()
-        self._run_id = run
-        self._hello, self._beat, self._asked, self._forged = hello, beat, asked, forged
+        self._run_id, self._tls = run, tls
+        self._complained: set[str] = set()
+        self._hello, self._beat, self._asked, self._refused = hello, beat, asked, refused
         self._heartbeat_s, self._lease_s = heartbeat_s, lease_s
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.sent = 0  # messages besides heartbeats
@@ -72,7 +77,8 @@ class MemberLink:
         self._thread = threading.Thread(target=self._run, name="outlast-link", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """RuntimeError: there is no thread for it."""
+        begin(self._thread)
 
     def send(self, messages: Iterable[m.ToCoordinator | saving.FromMember | Awaited]) -> None:
         """Best effort: what is lost with a connection is said again by Hello."""
@@ -124,15 +130,18 @@ class MemberLink:
             try:
                 self._at = self._place.now()
                 limit_s = _ELSEWHERE_S if self._place.moves else 5.0
-                link = Link(self._at, self._secret, "member", self.member.me, timeout_s=limit_s, run=self._run_id)
+                link = Link(self._at, self._secret, "member", self.member.me, limit_s, self._run_id, self._tls)
                 pause_s = 0.02
                 self._converse(link)
             except (OSError, msgspec.DecodeError):
                 self._link = None
             except WireRefusal as error:
                 self._link = None
-                if error.message == FORGED:
-                    self._forged()
+                if error.message == FORGED or error.remedy:
+                    self._refused(counted(error))
+                if error.remedy and error.message not in self._complained:
+                    self._complained.add(error.message)
+                    print(f"outlast: the coordinator: {error}", file=sys.stderr, flush=True)
             self._over.wait(pause_s * (0.5 + random.random()))
             pause_s = min(_LOOK_S if self._place.moves else 1.0, pause_s * 2)
 
@@ -165,6 +174,8 @@ class MemberLink:
                     self.send(self.member.leave())
                 if ready - {self._leaving_fd}:
                     self._receive(link)
+                    while link.more:
+                        self._receive(link)
                     heard_s = time.monotonic()
                 elif now - heard_s > SILENT_BEATS * self._heartbeat_s:
                     raise ConnectionError("no heartbeat was answered")

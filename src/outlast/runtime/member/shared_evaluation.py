@@ -41,7 +41,8 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedEvaluations:
-    """Of one replica. `closed`: the run is over for it; raises."""
+    """A replica's part in the evaluations that all members share. `closed`: called when the run is over for this
+    replica; it raises."""
 
     def __init__(self, replica: Replica, closed: Callable[[], None]) -> None:
         self._replica, self._closed = replica, closed
@@ -117,7 +118,7 @@ class SharedEvaluations:
         known = self._tables[number][1]
         self._hear(mesh, number)
         mine = [i for i in self._range(view, self._replica.env.me, wanted.num_batches) if i not in known]
-        width = self._replica.env.width
+        width = self._replica.env.at_a_time
         groups = [tuple(mine[at : at + width]) for at in range(0, len(mine), width)]
         every = -(-len(groups) // _TOLD)
         for count, group in enumerate(groups, 1):
@@ -130,11 +131,12 @@ class SharedEvaluations:
                 mesh.rest(0.0)
 
     def _rows(self, wanted: Evaluation, group: tuple[int, ...], mesh: Mesh) -> list[Rows]:
-        """One batch on each rank of this replica."""
+        """One batch on each rank of this replica, or on those that compute it together."""
         siblings = self._replica.siblings
         siblings.ask(lambda number: EvaluateBatches(number, group, wanted.num_batches))
         mine = wanted.compute(group[0])
-        return [mine, *(told.rows for told in siblings.gather(LaneEvaluated, lambda: mesh.rest(_LOOK_S)))]
+        rows = [mine, *(told.rows for told in siblings.gather(LaneEvaluated, lambda: mesh.rest(_LOOK_S)))]
+        return rows[:: self._replica.env.tensor_parallel]  # whose ranks have computed the same
 
     @staticmethod
     def _range(view: View, name: str, batches: int) -> range:

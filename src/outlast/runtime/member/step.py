@@ -16,15 +16,17 @@ step (views, rolls, hand-overs) is `driver.py`'s.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.policy import Ruling
-from outlast.core.protocol import Compute, Exchange, Header, Node, View, cover
-from outlast.core.protocol.step.verdict import RowEvidence
+from outlast.core.protocol import Compute, Exchange, Header, Node, Said, View, cover
+from outlast.core.protocol import messages as m
+from outlast.core.protocol.step.deciding import decide_step
+from outlast.core.protocol.step.verdict import RowEvidence, StepEvidence
 from outlast.errors import ViewAbandoned
 from outlast.runtime.checks.audits import Auditing
 from outlast.runtime.checks.checked_sums import watched
@@ -32,7 +34,7 @@ from outlast.runtime.checks.entrance import Entrance
 from outlast.runtime.checks.inspection import Inspection
 from outlast.runtime.checks.loop_habits import compare_settings
 from outlast.runtime.checks.reproducibility import Repeat
-from outlast.runtime.checks.verdict_round import confer, examine, report
+from outlast.runtime.checks.state_comparison import diverged
 from outlast.runtime.exchange.plane import ExchangeTask, Plane, Reduction
 from outlast.runtime.member.driver import Replica
 from outlast.runtime.training.losses import missing_backward, second_backward
@@ -40,6 +42,7 @@ from outlast.runtime.training.metrics import metric_outside
 from outlast.runtime.training.samples import skipped
 from outlast.runtime.transport.peer_messages import HeaderSaid
 from outlast.runtime.transport.rank_words import LaneTask
+from outlast.runtime.view.courses import Acts, go_through, seat_of
 
 __all__ = ["StepCourse"]
 
@@ -51,7 +54,7 @@ class StepCourse:
         self.replica, self.engine, guards = replica, replica.engine, replica.guards
         self.repeat = Repeat(replica, self.engine)
         self.audit = Auditing(replica, self.engine, guards, lambda: replica.pace.step_s, audit, critical)
-        self.inspection = Inspection(replica, self.engine, guards)
+        self.inspection = Inspection(replica, self.engine, guards, guards.others)
         self.entrance = Entrance(replica.env, self.engine, self._prepared)
         self._begun: Plane | None = None  # the view's plane in which the current step's exchange has begun
         self._current: Compute | None = None
@@ -68,7 +71,7 @@ class StepCourse:
     def _batches(self, step: int, closed: Callable[[], None]) -> Iterator[Any]:
         replica, engine = self.replica, self.engine
         if step == 0 and not replica.siblings.some:
-            yield from self.repeat.batches(self.repeat.rounds())
+            yield from self.repeat.batches(self.repeat.rounds(alone=False))
         while True:
             if engine.late is not None and engine.late.step == step:
                 if not replica.siblings.some:  # a forward of one rank alone would wait for the others
@@ -89,13 +92,15 @@ class StepCourse:
                     continue
                 yield from self._one(todo)
             elif isinstance(todo, Exchange):
+                if step == 0 and not replica.siblings.some:
+                    yield from self.repeat.batches(self.repeat.rounds(alone=True))
                 yield from self._exchange(todo)
 
     def _one(self, todo: Compute) -> Iterator[Any]:
         replica = self.replica
         if todo.orphan:
             replica.enter(Phase.RECOMPUTE, todo.microbatch)
-        replica.siblings.compute(todo.step, todo.microbatch, self._ahead(todo))
+        replica.siblings.compute(todo.step, todo.microbatch, self._ahead(todo), printing=self.engine.sums.printing)
         began_s, self._exchanged_s = time.monotonic(), 0.0
         batch = self._prepared(todo.step, todo.microbatch)
         self._current, self._loss = todo, None
@@ -136,8 +141,9 @@ class StepCourse:
         self.engine.begin(todo.step, todo.microbatch, self._announcer(todo))
         self.engine.state.scaling.scaled(loss).backward()  # type: ignore[no-untyped-call]
         replica.enter(Phase.MERGE, todo.microbatch)
-        self.engine.end(todo.step, todo.microbatch, float(loss.detach()))
-        self._loss = float(loss.detach())
+        value = float(loss.detach())
+        self.engine.end(todo.step, todo.microbatch, value)
+        self._loss = value
         replica.enter(Phase.BODY, todo.microbatch)
 
     def _announcer(self, todo: Compute) -> Callable[[int], None] | None:
@@ -180,37 +186,50 @@ class StepCourse:
         if not self.replica.siblings.some or self.replica.plane is None or not self._is_last(todo):
             return None
         try:
-            return LaneTask(todo.step, self._nodes()[1], self.engine.with_norms)
+            engine = self.engine
+            return LaneTask(todo.step, self._nodes()[1], engine.with_norms, engine.sums.printing)
         except ViewAbandoned:
             return None
 
     def _computed(self, todo: Compute) -> None:
+        self.audit.computed(todo.microbatch)
         with self.replica.lock:
             self.replica.member.computed(todo.microbatch)
-            self.audit.computed(todo.microbatch)
         self._current = None
 
     # --- from all microbatches to the commit ---------------------------------------------------------------------
     def _exchange(self, todo: Exchange) -> Iterator[Any]:
+        """The order is that of `decide_step`; here is what each of its acts does, then the optimizer and the commit."""
+        replica = self.replica
         begun, self._begun = self._begun, None
+        deciding = _Deciding(self, todo, begun is not None and begun is replica.plane)
+        acts: Acts = {
+            "exchange": lambda _: deciding.exchange(),
+            "audit": lambda act: self.audit.batches(todo.step, act.leaves),
+            "look closer": lambda act: self._look_closer(act.headers),
+        }
         try:
             self.repeat.conclude()
             self.engine.loop.check()
-            self.audit.commit(todo)
-            found = self._reduced(todo, begun is not None and begun is self.replica.plane)
-            yield from self.audit.batches(todo)
-            headers, buffers = self._headers(todo, found)
-            self.entrance.conclude()
-            if self.replica.guards.suspects(headers) and not self.replica.siblings.some:
-                yield from self.inspection.batches(headers)
-            ruling = self._decided(headers)
-            self._apply(todo, headers, buffers, ruling)
+            self.audit.begin()
+            course = decide_step(seat_of(replica), replica.guards, todo, deciding)
+            headers, ruling = yield from go_through(replica, course, acts)
+            self._apply(todo, headers, deciding.buffers, ruling)
             self._committed(todo, ruling)
             self.audit.report(todo.view)
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
 
-    def _reduced(self, todo: Exchange, begun: bool) -> Reduction:
+    def _look_closer(self, headers: Sequence[Header]) -> Iterator[Any]:
+        """Headers were compared as far as they can be without computing anything again."""
+        replica = self.replica
+        self.entrance.conclude()
+        if replica.guards.suspects(headers):
+            yield from self.inspection.batches(headers)
+            replica.enter(Phase.HEADER)
+        self.engine.samples.bad.judge(row for header in headers for row in header.bad)
+
+    def reduced(self, todo: Exchange, begun: bool) -> Reduction:
         """The step's gradients, reduced and gathered; `begun`: under the last microbatch's backward."""
         plane = self.replica.plane
         if plane is None or self.replica.mesh is None:
@@ -256,55 +275,6 @@ class StepCourse:
         if replica.saves is not None and replica.mesh is not None:
             replica.saves.stable(replica.mesh.view.id, replica.member.stable)
 
-    def _headers(self, todo: Exchange, found: Reduction) -> tuple[list[Header], tuple[bytes, ...]]:
-        """Everybody's header, compared as far as they can be without a verdict, and the module buffers after
-        microbatch 0. ViewAbandoned if an audit holds the step."""
-        replica, engine = self.replica, self.engine
-        plan, plane, comparison = replica.member.plan, replica.plane, replica.comparison
-        if plan is None or plane is None or replica.mesh is None:
-            raise ViewAbandoned("the view is closed")
-        evidence = engine.evidence(plan.leaves[replica.env.me], found.norms, found.fingerprint, found.others)
-        with replica.lock:
-            save = replica.saves.vote(todo.step) if replica.saves is not None else 0
-            header = replica.member.header(
-                **evidence,
-                state=replica.siblings.with_theirs(
-                    comparison.told() if comparison is not None else replica.guards.agreement.fingerprint(todo.step)
-                ),
-                settings=engine.loop.digest(engine.loop.settings),
-                guard=replica.guards.note(todo.step),
-                save=save,
-                audit=self.audit.evidence(found),
-            )
-        replica.enter(Phase.HEADER)
-        heads = replica.everyone(HeaderSaid(header, engine.end_buffers), Phase.HEADER)
-        headers = [head.header for head in heads.values()]
-        compare_settings(replica, headers, engine.loop)
-        replica.comparison = None
-        examine(
-            replica,
-            replica.guards,
-            headers,
-            view=todo.view,
-            comparison=comparison,
-            parts=engine.parts,
-            said=self.audit.said,
-            look_again=lambda slices: plane.look_again(slices),
-            rows=cast(RowEvidence, plane) if engine.robust is not None else None,  # as every plane of rules is
-        )
-        return headers, next((b for b in (engine.end_buffers, *(h.buffers for h in heads.values())) if b), ())
-
-    def _decided(self, headers: Sequence[Header]) -> Ruling | None:
-        """From complete headers to the verdict: from here on the step is taken back by nothing that happens here."""
-        replica = self.replica
-        if replica.mesh is None:
-            raise ViewAbandoned("the view is closed")
-        self.engine.samples.bad.judge(row for header in headers for row in header.bad)
-        ruling = confer(replica, replica.guards, headers, self.inspection.taken())
-        with replica.lock:
-            replica.member.decide(headers, time.monotonic())
-        return ruling
-
     def _apply(
         self, todo: Exchange, headers: Sequence[Header], buffers: tuple[bytes, ...], ruling: Ruling | None
     ) -> None:
@@ -313,7 +283,9 @@ class StepCourse:
         replica.enter(Phase.VERDICT)
         meta = engine.conclude(headers, buffers, ruling)
         early = engine.robust is None  # a joiner then applies the outcome while I do: the next view waits for it
-        feed = replica.donor.fed(todo.view, meta) if early else None
+        feed = replica.donor.feeding(todo.view)
+        if early:
+            replica.donor.feed(feed, meta)
         replica.siblings.apply(meta, feed)  # the replica's commit point: every lane is complete (37)
         engine.apply(meta, replica.enter)
         with replica.lock:
@@ -324,7 +296,7 @@ class StepCourse:
         replica.pace.record(meta.step, meta.loss)
         replica.last_plan = replica.member.plan or replica.last_plan
         if not early:
-            replica.donor.fed(todo.view, meta)
+            replica.donor.feed(feed, meta)
         for order in due:
             replica.donor.carry_out(order, todo.view)
 
@@ -337,9 +309,64 @@ class StepCourse:
     def _committed(self, todo: Exchange, ruling: Ruling | None) -> None:
         """Tell what is worth telling, and how long the step took."""
         replica = self.replica
-        report(replica, ruling)
+        if ruling is not None and ruling.verdict.evidence:  # every member tells it, and the first counts
+            told = m.Judged(member=replica.env.me, step=ruling.evidence.step, verdict=ruling.verdict)
+            replica.tell_coordinator([told])
         self._report_skipped()
         held_s = replica.saves.held_s if replica.saves is not None else 0.0
         replica.pace.committed(todo.step, len(todo.view.members), held_s)
         if replica.pace.resumed:  # how long nobody trained is known now
             replica.link.beat()
+
+
+class _Deciding:
+    """The step as `decide_step` asks for it. `buffers`: the module buffers after microbatch 0, once all have spoken."""
+
+    def __init__(self, course: StepCourse, todo: Exchange, begun: bool) -> None:
+        self.course, self.todo, self._begun = course, todo, begun
+        self._found = Reduction()
+        self.buffers: tuple[bytes, ...] = ()
+
+    def exchange(self) -> None:
+        self._found = self.course.reduced(self.todo, self._begun)
+
+    def header(self) -> HeaderSaid:
+        replica, engine, found, step = self.course.replica, self.course.engine, self._found, self.todo.step
+        plan, comparison = replica.member.plan, replica.comparison
+        if plan is None or replica.mesh is None:
+            raise ViewAbandoned("the view is closed")
+        evidence = engine.evidence(plan.leaves[replica.env.me], found.norms, found.fingerprint, found.others)
+        with replica.lock:
+            save = replica.saves.vote(step) if replica.saves is not None else 0
+            header = replica.member.header(
+                **evidence,
+                state=replica.siblings.with_theirs(
+                    comparison.told() if comparison is not None else replica.guards.agreement.fingerprint(step)
+                ),
+                settings=engine.loop.digest(engine.loop.settings),
+                guard=replica.guards.note(step, replica.siblings.notes),
+                save=save,
+                audit=self.course.audit.evidence(found),
+            )
+        replica.enter(Phase.HEADER)
+        return HeaderSaid(header, engine.end_buffers)
+
+    def heard(self, said: Mapping[str, HeaderSaid], commitments: Said | None) -> tuple[list[Header], StepEvidence]:
+        replica, engine = self.course.replica, self.course.engine
+        headers = [head.header for head in said.values()]
+        compare_settings(replica, headers, engine.loop)
+        comparison, replica.comparison = replica.comparison, None
+        plane = replica.plane
+        if plane is None:
+            raise ViewAbandoned("the view is closed")
+        self.buffers = next((b for b in (engine.end_buffers, *(head.buffers for head in said.values())) if b), ())
+        return headers, StepEvidence(
+            view=self.todo.view,
+            parts=replica.parts,
+            diverged=diverged,
+            entries=comparison.entries if comparison is not None else None,
+            said=commitments,
+            look_again=plane.look_again,
+            rows=cast(RowEvidence, plane) if engine.robust is not None else None,  # as every plane of rules is
+            culprits=self.course.inspection.taken,
+        )

@@ -181,7 +181,7 @@ class Saves(SaveFlights):
         if self._base is None or self._ended or view is None or not self.member.formed or self.member.over(view.id):
             return
         self._ended = final
-        if self._votes.taken == (view.id, step):
+        if self._votes.tried(view.id, step):
             return
         self._prepare(view)
         self._take(view, step, "the loop ended", attempt=1, wait=True)

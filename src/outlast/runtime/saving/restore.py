@@ -16,10 +16,14 @@ import torch
 from torch import Tensor
 
 from outlast.errors import CheckpointError, ConfigError
+from outlast.runtime.training.began_with import BEGAN
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.state import State
 
-__all__ = ["DIFFERS", "RUN_FACTS", "adopt", "asked_in", "check_facts", "restore", "stopped_in", "tree_of"]
+__all__ = [
+    "DIFFERS", "KEPT", "RUN_FACTS", "adopt", "asked_in", "check_facts", "kept_settings", "restore", "stopped_in",
+    "tree_of",
+]  # fmt: skip
 
 RUN_FACTS = (
     "microbatches", "global_batch_size", "samples", "seed", "shuffle", "order", "clip_norm", "aggregation",
@@ -28,6 +32,7 @@ RUN_FACTS = (
 """What fixes data and arithmetic: with another value it would be another run."""
 
 DIFFERS = "bits may differ from the run that saved this:"
+KEPT = "the checkpoint's settings hold, not the script's, until the loop sets others:"
 
 
 def tree_of(
@@ -83,6 +88,13 @@ def check_facts(saved: Mapping[str, str], mine: Mapping[str, str], *, bitwise: b
         )
     other = sorted(k for k in saved.keys() & mine.keys() if saved[k] != mine[k] and k != "parameters")
     return "; ".join(f"{key}: {saved[key]} when it was saved, {mine[key]} now" for key in other)
+
+
+def kept_settings(state: State, tree: Mapping[str, Any]) -> str:
+    """What the script gives its optimizers and schedulers now, and the checkpoint, which is not loaded yet, has
+    otherwise; "" if nothing."""
+    saved = tree["extra"].get(BEGAN)
+    return "; ".join(state.extra[BEGAN].unlike(saved)) if saved is not None else ""
 
 
 def restore(state: State, tree: Mapping[str, Any]) -> None:

@@ -19,17 +19,17 @@ from outlast.checkpoint.room import tried
 from outlast.checkpoint.save_events import Differs, Unwritable
 from outlast.config import RunConfig
 from outlast.core.protocol import View
-from outlast.errors import CheckpointError, EnvironmentFault
+from outlast.errors import CheckpointError, EnvironmentFault, OutlastError
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.saving._initial_weights import begin_with
 from outlast.runtime.saving.contents import PARTS, place_and_number, weights_only
 from outlast.runtime.saving.member_saves import Saves
-from outlast.runtime.saving.restore import DIFFERS, adopt, check_facts
+from outlast.runtime.saving.restore import DIFFERS, KEPT, adopt, check_facts, kept_settings
 from outlast.runtime.settings.save_settings import TIMEOUT_S
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.transport.save_messages import SaveBase
 
-__all__ = ["begin", "begin_at_zero", "resume", "usable"]
+__all__ = ["begin", "begin_at_zero", "newer", "resume", "take_up", "usable"]
 
 _LOOK_BACK = 16
 
@@ -74,16 +74,38 @@ def resume(saves: Saves) -> LoadedState | None:
     saves.archive.prepare_later(saves._tree())  # what cannot be kept is refused before anything is trained
     if saves.alone:
         saves.told(SaveBase(epoch=0, base=_newest_epoch(saves)))
-    loaded, config = _load(saves), saves.env.config
+    loaded = _load(saves)
     if loaded is None:
         return None
-    warning = check_facts(loaded.tree["run"]["facts"], saves.facts, bitwise=config.bitwise)
-    if warning and not saves.env.place:
-        print(f"outlast: {DIFFERS} {warning}", file=sys.stderr)
-        saves._on_event(Differs(step=loaded.step, detail=warning))
-    step = adopt(saves.engine, loaded.tree, ended=config.resume == "auto" or _has_begun(saves))
-    saves.member.committed = saves.member.stable = step
+    saves.member.committed = saves.member.stable = take_up(saves, loaded)
     return loaded
+
+
+def newer(saves: Saves, committed: int) -> LoadedState | None:
+    """The newest generation, if it is of more steps than `committed`, which this replica holds. What cannot be read is
+    told, and is no reason to give up the state that is here."""
+    try:
+        loaded = _load(saves)
+        if loaded is None or loaded.step <= committed:
+            return None
+        check_facts(loaded.tree["run"]["facts"], saves.facts, bitwise=saves.env.config.bitwise)
+    except (OutlastError, OSError) as error:
+        print(f"outlast: this replica goes on from its own step {committed}: {error}", file=sys.stderr, flush=True)
+        return None
+    return loaded
+
+
+def take_up(saves: Saves, loaded: LoadedState) -> int:
+    """Become what was loaded, and say in what it differs from this run; returns the step that it is at. Raises
+    ConfigError if it is of another run."""
+    config = saves.env.config
+    warning = check_facts(loaded.tree["run"]["facts"], saves.facts, bitwise=config.bitwise)
+    kept = kept_settings(saves.engine.state, loaded.tree)
+    for words, detail in ((DIFFERS, warning), (KEPT, kept)):
+        if detail and not saves.env.place:
+            print(f"outlast: {words} {detail}", file=sys.stderr)
+            saves._on_event(Differs(step=loaded.step, detail=detail, kept=words == KEPT))
+    return adopt(saves.engine, loaded.tree, ended=config.resume == "auto" or _has_begun(saves))
 
 
 def _check_place(saves: Saves) -> None:

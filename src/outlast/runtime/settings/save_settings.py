@@ -136,6 +136,7 @@ def _absolute(place: str) -> str:
 
 
 def solo_config(environ: Mapping[str, str]) -> RunConfig:
-    """The configuration of a script that was started without a launcher: only what concerns checkpoints is read."""
-    names = [f"OUTLAST_{key.upper()}" for key in _KEYS]
+    """The configuration of a script that was started without a launcher: only what concerns checkpoints is read, and
+    whether bits must be the same."""
+    names = [f"OUTLAST_{key.upper()}" for key in (*_KEYS, "bitwise")]
     return resolve(cli={}, environ={name: environ[name] for name in names if name in environ}).config

@@ -6,7 +6,8 @@ the process dies.
 
 `commits/NAME.PID`: `step monotonic_s loss`, one line a step that this process's loop saw committed;
 `microbatches/NAME.PID`: `step microbatch digest loss`, one line a microbatch that it computed;
-`starts/NAME.PID.json`, `ends/NAME.PID.json`: the state, part by part, before the first step and after the last one.
+`starts/NAME.PID.json`, `ends/NAME.PID.json`: the state, part by part, before the first step and after the last one; of
+a replica of several ranks what its lead holds, and `lane1/NAME.PID.json` and so on what the others end with.
 Losses are in hexadecimal digits, so that bits are compared.
 """
 
@@ -19,9 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["VARIABLE", "Computed", "StateSeen", "StepWriter", "Testimony", "read_computed", "read_states"]
+__all__ = ["LANE", "VARIABLE", "Computed", "StateSeen", "StepWriter", "Testimony", "read_computed", "read_states"]
 
 VARIABLE = "OUTLAST_WITNESS"
+LANE = "lane"
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -71,7 +73,8 @@ class Testimony:
         _append(self._microbatches, f"{step} {microbatch} {digest:016x} {loss.hex()}\n")
 
     def state(self, place: str, seen: StateSeen) -> None:
-        """Write it whole or not at all. `place`: starts or ends."""
+        """Write it whole or not at all. `place`: starts, ends or a lane."""
+        (self._folder / place).mkdir(exist_ok=True)
         part = self._folder / f"{place}-{self._file}.part"
         part.write_bytes(msgspec.json.encode(seen))
         part.rename(self._folder / place / f"{self._file}.json")

@@ -20,7 +20,8 @@ __all__ = ["GivenOrder"]
 
 
 class GivenOrder:
-    """Of a sampler over `size` samples. ConfigError for one that cannot be asked again, or gives no numbers."""
+    """Takes the order from a sampler over `size` samples. Raises ConfigError for one that cannot be asked again, or
+    gives no numbers."""
 
     name = "sampler"
 

@@ -5,7 +5,7 @@ All that a replica trains with is put together here, once. What becomes of a ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from outlast.core.position import position_seed
@@ -17,6 +17,7 @@ from outlast.runtime.exchange.second_reduction import Checks
 from outlast.runtime.exchange.shard_sums import ShardSums
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.training._partial_sums import Accumulator
+from outlast.runtime.training._staging import Staging
 from outlast.runtime.training.frozen import raw
 from outlast.runtime.training.loop_state import Lived, LoopState
 from outlast.runtime.training.metrics import Metrics
@@ -51,12 +52,16 @@ class Microbatches:
         self.state, self.samples, self.layout, self.memory = state, samples, layout, memory
         self.clip_norm, self.seed, self.robust = clip_norm, seed, robust
         self.shards = shards if shards is not None else ShardSums()
-        self.num_leaves = samples.num_leaves // self.shards.width
+        self.num_leaves = samples.num_leaves // self.shards.width  # each `width` microbatches
         self.num_rows = robust.num_rows if robust is not None else 1
         self.sharded = any(map(is_shard, state.params))
+        self.device = state.params[0].device  # that computes; sums may lie elsewhere (`layout.device`)
         self.step_checks = StepChecks()
-        self.sums = Accumulator(state.params, layout, memory, self.num_leaves, self.num_rows, checks=self.step_checks)
-        self.out = Memory(layout, 1, shared=False).flats(0)
+        self.staging = Staging.between(state.params, layout)
+        self.sums = Accumulator(
+            state.params, layout, memory, self.num_leaves, self.num_rows, self.step_checks, self.staging
+        )
+        self.out = Memory(layout, 1, shared=False).flats(0) if self.staging is None else self.staging.outcome()
         """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
         self.opening = state.extra[KEY] = Opening(samples.steps_per_epoch if samples.known_length else 0)
         self.losses: dict[int, tuple[float, float]] = {}
@@ -76,6 +81,7 @@ class Microbatches:
         self._buffers = list(state.buffers.values())
         self._start_buffers = [b.clone() for b in self._buffers]
         self._end_buffers: tuple[bytes, ...] = ()
+        self._used: bytes | None = None  # before a leaf without samples, which uses no parameter
         self.checks: Checks | None = None  # of what other members reduce
         self.checked: CheckedSums | None = None  # of the products of a microbatch
         self.witness: Witness | None = None  # for who proves something from outside
@@ -98,9 +104,14 @@ class Microbatches:
         """The microbatch of a leaf that this rank computes."""
         return leaf * self.shards.width + self.shards.place
 
+    def under(self, node: tuple[int, int]) -> range:
+        """The microbatches that the ranks of a replica compute for these leaves."""
+        return range(node[0] * self.shards.width, node[1] * self.shards.width)
+
     def is_empty(self, step: int, leaf: int) -> bool:
-        """Whether a leaf has no samples (in the short last batch)."""
-        return self.samples.sizes(step)[self.mine(leaf)] == 0
+        """Whether a leaf has no samples (in the short last batch). With several ranks none is: all go through the model
+        together, and who has none takes others, which count nothing."""
+        return self.shards.width == 1 and self.samples.sizes(step)[leaf] == 0
 
     def expect(self, first: Sequence[int], share: Sequence[int], step: int, since: int) -> None:
         """Which leaves this process will compute in `step`, and in all others from `since` on."""
@@ -129,21 +140,29 @@ class Microbatches:
 
     def begin(self, step: int, leaf: int, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
         weight, alone = self.weight(step, self.mine(leaf)), self.shards.width == 1
-        self.shards.begin(weight)  # the ranks' microbatches are added up before they come here
+        sizes, first = self.samples.sizes(step), leaf * self.shards.width
+        self._used = None if any(sizes[first : first + self.shards.width]) else bytes(self.sums.used)
+        counts = sizes[self.mine(leaf)] > 0
+        self.shards.begin(weight if counts else 0.0)  # the ranks' microbatches are added up before they come here
         self.sums.begin(leaf, weight if alone else 1.0, on_bucket, beside)
 
     def end(self, step: int, leaf: int, loss: float) -> None:
-        """The backward is over: fold, and keep what microbatch 0 did to the buffers."""
+        """The backward is over: fold, and keep what microbatch 0 did to the buffers, if it has samples."""
         if self.shards.width > 1:
             self.shards.ended()
         self.sums.end()
+        if self._used is not None:
+            self.sums.used[:] = self._used
         self.step_checks.guards.microbatch_ends()
         leaf = self.mine(leaf)
-        self.losses[leaf] = (loss, float(self.samples.sizes(step)[leaf]))
+        size = self.samples.sizes(step)[leaf]
+        loss = loss if size else 0.0  # whatever went through the model in its place
+        self.losses[leaf] = (loss, float(size))
         if self.witness is not None:
             self.witness.computed(step, leaf, loss)
         if leaf == 0:
-            self._end_buffers = tuple(raw(b.cpu()).numpy().tobytes() for b in self._buffers)
+            ended = self._buffers if size else self._start_buffers
+            self._end_buffers = tuple(raw(b.cpu()).numpy().tobytes() for b in ended)
 
     def skip(self, step: int, leaf: int) -> None:
         """A microbatch without samples (the short last batch): a gradient of zeros."""
@@ -164,7 +183,7 @@ class Microbatches:
         mine = [leaf * width + place for leaf in leaves for place in range(width)]
         return {
             "losses": tuple((leaf, *self.losses[leaf]) for leaf in mine if leaf in self.losses),
-            "metrics": self.metrics.told(leaf for leaf in mine if leaf in self.losses),
+            "metrics": self._metrics_of(mine),
             "stop": self.stop_wanted,
             "bad": self.samples.bad.told(mine),
             "used": bytes(self.sums.used),
@@ -181,9 +200,14 @@ class Microbatches:
             "norms": norms,
             "used": bytes(self.sums.used),
             "losses": losses,
-            "metrics": self.metrics.told(self.losses),
+            "metrics": self._metrics_of(self.losses),
             "bad": self.samples.bad.met(),
+            **({"rows": self.robust.note} if self.robust is not None else {}),
         }
+
+    def _metrics_of(self, leaves: Iterable[int]) -> tuple[tuple[int, str, float, float], ...]:
+        """Those of microbatches that have samples: the loop also gives some for what stands in for one."""
+        return self.metrics.told(leaf for leaf in leaves if leaf in self.losses and self.losses[leaf][1])
 
     def take_in(
         self,

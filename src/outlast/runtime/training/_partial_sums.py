@@ -7,6 +7,7 @@ intact, so a recovery recomputes nothing that survives (protocol, 8 and 10). Slo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from outlast.core.protocol import Node, merges
 from outlast.errors import StepMisuse
 from outlast.runtime.exchange.slots import Memory
+from outlast.runtime.training._staging import DEPTH, Arrival, Staging
 from outlast.runtime.training.step_checks import StepChecks
 from outlast.tensors import (
     BLOCK,
@@ -24,6 +26,8 @@ from outlast.tensors import (
     add_and_print_blocks,
     combine,
     fingerprint_all,
+    gradient_of,
+    is_shard,
     local,
     packed_prints,
 )
@@ -32,7 +36,8 @@ __all__ = ["Accumulator"]
 
 
 class Accumulator:
-    """Partial sums of one step. `num_leaves`: microbatches a step."""
+    """Partial sums of one step. `num_leaves`: microbatches a step. `staging`: how gradients come to the host's memory,
+    where sums lie there and gradients do not."""
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class Accumulator:
         num_leaves: int,
         num_rows: int = 1,
         checks: StepChecks | None = None,
+        staging: Staging | None = None,
     ) -> None:
         self.params, self.layout, self.memory, self.num_leaves = params, layout, memory, num_leaves
         self.num_rows = num_rows
@@ -49,7 +55,9 @@ class Accumulator:
         self.used = bytearray(-(-len(params) // 8))
         self._chain: list[tuple[int, int]] = []
         self._first: tuple[int, bool] = (1, True)
-        self._folded = 0
+        self._staging = staging
+        self._coming: deque[tuple[list[int], Arrival]] = deque()  # taken and not folded yet, in the buckets' order
+        self._taken = self._folded = 0  # buckets
         self._late = False
         self.paused = False  # a backward that is not of the step
         self.printing = False  # fingerprint each microbatch's gradient as it is added, and sums that others read
@@ -81,7 +89,9 @@ class Accumulator:
         fingerprinted as one that counts, and counts nowhere."""
         for param in self.params:
             param.grad = None
-        self._on_bucket, self._weight, self._folded, self._late = on_bucket, weight, 0, False
+        self._on_bucket, self._weight, self._late = on_bucket, weight, False
+        self._taken = self._folded = 0
+        self._coming.clear()
         self._waiting = [len(bucket.params) for bucket in self.layout.buckets]
         self.print, self._beside = 0, beside
         if beside:
@@ -116,10 +126,10 @@ class Accumulator:
         def ready(_: Tensor) -> None:
             if self.paused or not self._waiting:  # nothing has begun: the loop's own backward, which `_one` will miss
                 return
-            self._late = self._late or bucket < self._folded  # hooks never raise (13): `end` does
+            self._late = self._late or bucket < self._taken  # hooks never raise (13): `end` does
             self._waiting[bucket] -= 1
-            while self._folded < len(self._waiting) and self._waiting[self._folded] <= 0:
-                self._fold(self._folded)  # at once: the gradients are still in cache, and their memory is free again
+            while self._taken < len(self._waiting) and self._waiting[self._taken] <= 0:
+                self._take()
 
         return ready
 
@@ -141,30 +151,52 @@ class Accumulator:
                 did="the step was not committed",
                 remedy="activation checkpointing: use_reentrant=False",
             )
-        while self._folded < len(self.layout.buckets):
-            self._fold(self._folded)
+        while self._taken < len(self.layout.buckets):
+            self._take()
+        while self._coming:
+            self._fold()
         if not self._beside:
             self.slots = self.after()
         self._on_bucket = None
         self._beside = False
 
-    def _fold(self, number: int) -> None:
-        """One bucket: the leaf into its slot, then up the chain."""
+    def _take(self) -> None:
+        """The next bucket: its gradients to where sums lie, and into them as soon as they are there. That is at once
+        where they need no copy: they are still in cache, and their memory is free again."""
+        while len(self._coming) >= DEPTH:
+            self._fold()
+        bucket = self.layout.buckets[self._taken]
+        self._taken += 1
+        self._coming.append(self._gradients(bucket))
+        while self._coming and self._coming[0][1].is_here():
+            self._fold()
+
+    def _fold(self) -> None:
+        """The next bucket that was taken, once its gradients are there. One that counts nowhere is fingerprinted, and
+        nothing else."""
+        indices, arrival = self._coming[0]
+        bucket = self.layout.buckets[self._folded]
+        grads = self._addends(arrival.wait(), bucket)
         if self._beside:
-            self._fold_beside(number)
-            return
-        bucket = self.layout.buckets[number]
+            self.print = combine((self.print, fingerprint_all(grads, indices)))
+        else:
+            self._add(bucket, indices, grads)
+        self._coming.popleft()
+        self._folded += 1
+        if self._on_bucket is not None and not self._beside:
+            self._on_bucket(bucket.index)
+
+    def _add(self, bucket: Bucket, indices: list[int], grads: list[Tensor]) -> None:
+        """The leaf into its slot, then up the chain."""
         slot, fresh = self._first
-        views = self.memory.views(slot)
+        views, there = self.memory.views(slot), set(indices)
         into: list[Tensor] = []
-        indices, grads = self._addends(bucket)
         for index, _, _ in bucket.params:
-            if self.params[index].grad is None:  # zero, not nothing: -0.0 + 0.0 has other bits than -0.0
+            if index not in there:  # zero, not nothing: -0.0 + 0.0 has other bits than -0.0
                 views[index].zero_() if fresh else views[index].add_(0.0)
                 continue
             self.used[index >> 3] |= 1 << (index & 7)
             into.append(views[index])
-            self.params[index].grad = None
         with torch.no_grad():
             if into and self.printing:
                 self.print = combine((self.print, self._fold_into(slot, bucket, indices, into).add(grads, fresh=fresh)))
@@ -172,14 +204,11 @@ class Accumulator:
                 torch._foreach_copy_(into, grads) if fresh else torch._foreach_add_(into, grads)
             sends = self.printing and self._on_bucket is not None and self._compared
             for place, (target, source) in enumerate(self._chain, 1):
-                to, flat = self.memory.flats(target)[number], self.memory.flats(source)[number]
+                to, flat = self.memory.flats(target)[bucket.index], self.memory.flats(source)[bucket.index]
                 if sends and place == len(self._chain):
-                    self._say(self._steps[-1][2], bucket, add_and_print_blocks(to, flat, BLOCK, bucket.first_block), to)
+                    self._say(self._steps[-1][2], bucket, _added(to, flat, bucket), to)
                 else:
                     to.add_(flat)
-        self._folded += 1
-        if self._on_bucket is not None:
-            self._on_bucket(number)
 
     def _fold_into(self, slot: int, bucket: Bucket, indices: list[int], into: list[Tensor]) -> Fold:
         """Kept for a whole bucket; which parameters have no gradient may change from step to step."""
@@ -189,33 +218,35 @@ class Accumulator:
             self._folds[slot, bucket.index] = Fold(into, indices)
         return self._folds[slot, bucket.index]
 
-    def _addends(self, bucket: Bucket) -> tuple[list[int], list[Tensor]]:
-        """What is added for each parameter that has a gradient: in the dtype of the sums, weighted."""
+    def _gradients(self, bucket: Bucket) -> tuple[list[int], Arrival]:
+        """The parameters that have a gradient, and those on their way to where sums lie; nobody else has them then."""
         indices = [index for index, _, _ in bucket.params if self.params[index].grad is not None]
         grads: list[Tensor] = []
         for index in indices:
-            grad = self.params[index].grad
+            grad = gradient_of(self.params[index])
             assert grad is not None
+            if self._checks.flips.active and is_shard(grad):
+                self._checks.flips.after_backward(index, local(grad))
             grad = local(grad)
-            grads.append((grad if grad.layout is torch.strided else grad.to_dense()).to(bucket.dtype))
+            grads.append(grad if grad.layout is torch.strided else grad.to_dense())
+            self.params[index].grad = None
+        staged = self._staging.bring(grads) if self._staging is not None else None
+        return indices, staged or Arrival([grad.to(device=self.layout.device) for grad in grads])
+
+    def _addends(self, grads: list[Tensor], bucket: Bucket) -> list[Tensor]:
+        """What is added of gradients that are where sums lie: in the dtype of the sums, weighted."""
+        grads = [grad.to(dtype=bucket.dtype) for grad in grads]
         if self._weight != 1.0 and grads:
             with torch.no_grad():
                 grads = list(torch._foreach_mul(grads, self._weight))
-        return indices, grads
-
-    def _fold_beside(self, number: int) -> None:
-        """One bucket of a microbatch that another member owns: its fingerprint, and nothing else."""
-        indices, grads = self._addends(self.layout.buckets[number])
-        self.print = combine((self.print, fingerprint_all(grads, indices)))
-        for index in indices:
-            self.params[index].grad = None
-        self._folded += 1
+        return grads
 
     def sent(self, node: Node, slot: int, bucket: int) -> bytes:
         """Fingerprints of a sum's blocks, taken once, when it was made: what changes it afterwards shows."""
         if (node, bucket) not in self._sent:
             flat, layout = self.memory.flats(slot)[bucket], self.layout.buckets[bucket]
-            self._say(node, layout, packed_prints(flat, BLOCK, layout.first_block), flat)
+            runs = layout.stretches(0, layout.numel)
+            self._say(node, layout, b"".join(packed_prints(flat[lo:hi], BLOCK, first) for lo, hi, first in runs), flat)
         return self._sent[node, bucket]
 
     def _say(self, node: Node, bucket: Bucket, prints: bytes, flat: Tensor) -> None:
@@ -233,3 +264,11 @@ class Accumulator:
         self._sent.clear()
         self.slots.clear()
         self.used = bytearray(len(self.used))
+
+
+def _added(to: Tensor, source: Tensor, bucket: Bucket) -> bytes:
+    """to += source, of a whole bucket; fingerprints of the blocks of the result."""
+    if bucket.runs:  # what lies between them belongs to no block
+        to.add_(source)
+        return b"".join(packed_prints(to[lo:hi], BLOCK, first) for lo, hi, first in bucket.stretches(0, bucket.numel))
+    return add_and_print_blocks(to, source, BLOCK, bucket.first_block)

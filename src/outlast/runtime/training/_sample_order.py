@@ -26,7 +26,7 @@ Words = npt.NDArray[np.uint64]
 
 
 class SampleOrder:
-    """Of `num` samples, by number or shuffled."""
+    """Puts `num` samples in the order of their numbers, or shuffles them anew each epoch."""
 
     def __init__(self, num: int, shuffle: bool) -> None:
         self._num, self._shuffle = num, shuffle

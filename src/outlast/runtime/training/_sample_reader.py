@@ -23,7 +23,7 @@ from outlast.runtime.training.random_state import seed_everything
 __all__ = ["Key", "ReadingRow", "ReadingRows", "SampleReader", "Unread", "started_at"]
 
 Key = tuple[int, list[int]]
-"""Of a microbatch: (seed of its random numbers, sample indices)."""
+"""A microbatch's samples: (seed of its random numbers, sample indices)."""
 _WIDTH = 5
 _AGAIN = object()  # the microbatch is read from its beginning
 _STORAGE = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV}

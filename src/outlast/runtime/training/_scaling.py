@@ -53,7 +53,7 @@ class Scaling:
 
     @property
     def factor(self) -> float:
-        """Of the step under way."""
+        """The scale of the step under way; 1.0 without a scaler."""
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
     def scaled(self, loss: Tensor) -> Tensor:

@@ -124,13 +124,17 @@ class Workers:
         return LostWorker(what="died", text=text, sample=gone.sample)
 
     def _exit_codes(self) -> dict[int, int | None]:
-        """Of the processes, None while one lives. Torch's error does not tell how a worker died; and who dies lets go
-        of its connections before it can be waited for."""
+        """Exit codes of the workers by pid, None while one lives. Torch's error does not tell how a worker died; and
+        who dies lets go of its connections before it can be waited for. Torch tells of that end by an error once more,
+        wherever its signal meets this thread: it is known by then."""
         workers = getattr(self._batches, "_workers", ())
-        ended = wait([worker.sentinel for worker in workers], _LOOK_S)
-        for worker in workers:
-            if worker.sentinel in ended:
-                worker.join(_LOOK_S)
+        for _ in range(1 + len(workers)):
+            with suppress(RuntimeError):
+                ended = wait([worker.sentinel for worker in workers], _LOOK_S)
+                for worker in workers:
+                    if worker.sentinel in ended:
+                        worker.join(_LOOK_S)
+                break
         return {worker.pid: worker.exitcode for worker in workers}
 
     def _hung(self) -> LostWorker | None:
@@ -146,8 +150,8 @@ class Workers:
         return None
 
     def _times(self, row: ReadingRow) -> float:
-        """Of the usual patience: a worker's first read may open or fetch what all others need, and where one was ended
-        already the next has more time, so that what is slow alone is read in the end."""
+        """How many times the usual patience this read has: a worker's first read may open or fetch what all others
+        need, and where one was ended already the next has more time, so that what is slow alone is read in the end."""
         return float("inf") if row.begun == 1 else _MORE ** self.lost_at.get(row.sample, 0)
 
     def _leaked(self) -> LostWorker | None:
@@ -224,7 +228,7 @@ def memory_left(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/
 
 
 def _left_in(group: Path) -> int:
-    """Of one control group, of either kind; more than any machine has if it has no limit."""
+    """Bytes that one control group, of either version, may still take; more than any machine has if it has no limit."""
     found = _NO_LIMIT
     kinds = (
         ("memory.max", "memory.current", "inactive_file "),

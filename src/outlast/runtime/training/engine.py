@@ -78,7 +78,7 @@ class Engine(Microbatches):
         return tuple(dict.fromkeys((rows[0], rows[-1]))) if rows else ()
 
     def norm_of(self, headers: Sequence[Header]) -> float | None:
-        """Of the whole gradient, before it is clipped; None if nobody asked for it."""
+        """The norm of the whole gradient before it is clipped; None if nobody asked for it."""
         parts = [part for header in headers for part in header.norms]
         return math.sqrt(combine(parts, (0, self.layout.num_blocks))) if parts else None
 
@@ -200,15 +200,16 @@ class Engine(Microbatches):
 
     @property
     def newest(self) -> Meta | None:
-        """Of the outcome that `out` holds."""
+        """What describes the outcome that `out` holds; None before the first."""
         return self.late or self.meta
 
     def _optimize(self, meta: Meta, enter: Callable[[Phase], None]) -> None:
-        grads = self.layout.views(self.out)
+        staging = self.staging
+        grads = self.layout.views(self.out if staging is None else staging.back(self.out))
         for index, param in enumerate(self.state.params):
             if meta.used[index >> 3] >> (index & 7) & 1:
                 grad = grads[index]
-                param.grad = like(grad if grad.dtype == param.dtype else grad.to(param.dtype), param)
+                param.grad = like(grad.to(device=param.device, dtype=param.dtype), param)
             else:
                 param.grad = None
         enter(Phase.OPTIMIZER)
@@ -220,6 +221,8 @@ class Engine(Microbatches):
                 optimizer.step()
             if rehearsal is not None:
                 rehearsal.compare(meta.step)
+        if staging is not None:
+            staging.settle()  # whoever is next writes `out`
         for scheduler in self.state.schedulers:
             scheduler.step()
         for param in self.state.params:
@@ -237,7 +240,7 @@ class Engine(Microbatches):
         return xxhash.xxh3_64_intdigest(text)
 
     def fingerprint(self) -> int:
-        """Of the whole state as it is between two steps (buffers as the step starts)."""
+        """A 64-bit fingerprint of the whole state as it is between two steps (buffers as the step starts)."""
         self.restore_buffers()
         return self.state.fingerprint()
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outlast.checkpoint.snapshot import Copy, Snapshot
+from outlast.checkpoint.threads import begin
 from outlast.runtime.training.warm_memory import Warm
 
 __all__ = ["Frozen", "OutcomeShare", "raw"]
@@ -53,7 +54,11 @@ class Frozen:
             at += size
         self._snapshot = Snapshot(copies, hi - lo)
         self._snapshot.copy_now({str(index) for index in at_once})
-        threading.Thread(target=self._snapshot.run, name="outlast-freeze", daemon=True).start()
+        self._copying = True
+        try:
+            begin(threading.Thread(target=self._snapshot.run, name="outlast-freeze", daemon=True))
+        except (RuntimeError, MemoryError):  # no thread to be had: then who waits copies all of it
+            self._copying = False
 
     def _copy(self, name: str, source: Tensor, at: int) -> Copy:
         view, size = memoryview(self.buffer.numpy().data), source.numel()
@@ -65,5 +70,7 @@ class Frozen:
 
     def ready(self) -> Tensor:
         """The bytes, once all are there. Raises CheckpointError if they could not be copied."""
+        if not self._copying:  # what `wait` has left, before the state was written
+            self._snapshot.run()
         self._snapshot.ready(len(self.buffer), timeout_s=_FREEZE_S)
         return self.buffer

@@ -21,7 +21,7 @@ __all__ = ["device_name", "facts_of", "prepare_process", "warm_up"]
 
 
 _SECRETS = ("OUTLAST_SECRET", "OUTLAST_ETCD_USER", "OUTLAST_ETCD_PASSWORD", "OUTLAST_ETCD_KEY")
-"""Of the run and of its record: not for the script, nor for what it starts."""
+"""Environment variables with secrets of the run and of its record: not for the script, nor for what it starts."""
 
 
 def prepare_process(env: Environment) -> None:

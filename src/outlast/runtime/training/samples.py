@@ -31,6 +31,7 @@ __all__ = ["DataNews", "Samples", "batch_digest", "skipped", "unlike_samples"]
 
 
 _REPLACED = 16  # times that workers which were lost are replaced: more is no accident
+_EMPTY = 1000  # steps in a row without a share of this replica's, after which none is foreseen
 _TWICE = 2  # times that workers are lost at one sample before it is the sample
 _STAND_INS = 1000  # places looked at for one that can stand in
 
@@ -100,7 +101,9 @@ class Samples:
         self._share: Callable[[int], list[int]] = lambda step: []
         self._next_key: tuple[int, int] = (0, 0)
         self._issued: deque[tuple[int, int, Key]] = deque()
+        self._idle = False  # `upcoming` has ended
         self._left_out: frozenset[int] = frozenset()
+        self.never_empty = False  # where all samples of a microbatch are left out, as many others take their place
         self.doubted = False  # fetch what the first step takes twice, and compare
         self._first = -1
         self._replaced = 0
@@ -165,6 +168,8 @@ class Samples:
         start = (step % self.steps_per_epoch) * self.batch
         small, larger = divmod(min(self.batch, self.num_samples - start), self.num_leaves)
         found = self._kept(step, leaf, [small + (i < larger) for i in range(self.num_leaves)])
+        if not found and self.never_empty:
+            return [self._stand_in(step, leaf, place, bad) for place in range(self.batch // self.num_leaves)]
         if not bad or not any(index in bad for index in found):
             return found
         return [i if i not in bad else self._stand_in(step, leaf, place, bad) for place, i in enumerate(found)]
@@ -205,6 +210,8 @@ class Samples:
     def expect(self, share: Callable[[int], list[int]], from_step: int) -> None:
         """Which microbatches this replica will own from here on, for prefetching."""
         self._share, self._next_key = share, (from_step, 0)
+        if self._idle:  # workers have been told that nothing more comes
+            self._again_from(from_step, 0)
 
     def fetch(self, step: int, leaf: int) -> Any:
         """The microbatch, collated. Raises LoopUnrepeatable if samples depend on more than their index and the random
@@ -271,6 +278,7 @@ class Samples:
         self.workers.drop()
         self._next_key = (step, place)
         self._issued.clear()
+        self._idle = False
 
     def _key(self, step: int, leaf: int) -> Key:
         return position_seed(self.seed, step, leaf, 1), self.read_here(step, leaf)
@@ -280,10 +288,13 @@ class Samples:
         self.workers.longest_s = outside_s / 4  # twice at one sample, and time to begin anew
 
     def upcoming(self) -> Iterator[tuple[int, list[int]]]:
-        """Keys in the order in which they will be asked for, as far as foreseen; endless."""
-        while True:
+        """Keys in the order in which they will be asked for, as far as foreseen; endless, unless this replica has no
+        share of the steps to come."""
+        empty = 0
+        while empty < _EMPTY:
             step, place = self._next_key
             leaves = self._share(step)
+            empty = 0 if leaves else empty + 1
             if place >= len(leaves):
                 self._next_key = (step + 1, 0)
                 continue
@@ -292,10 +303,11 @@ class Samples:
                 key = self._key(step, leaves[place])
                 self._issued.append((step, leaves[place], key))
                 yield key
+        self._idle = True
 
 
 def batch_digest(batch: Any) -> int:
-    """Of the tensors, numbers and words in it, at whatever depth."""
+    """A 64-bit digest of the tensors, numbers and words in a batch, at whatever depth."""
     state = xxhash.xxh3_64()
 
     def walk(value: Any) -> None:

@@ -7,7 +7,7 @@ whatever was registered. State that is not registered cannot be joined or rewoun
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,19 @@ from torch import Tensor
 
 from outlast.errors import ConfigError
 from outlast.runtime.training._scaling import Scaling
-from outlast.tensors import combine, fingerprint, fingerprint_named, is_shard, like, local, part_of, reshard, whole
+from outlast.runtime.training.began_with import BEGAN, BeganWith
+from outlast.tensors import (
+    combine,
+    fingerprint,
+    fingerprint_named,
+    is_shard,
+    like,
+    local,
+    on_mesh,
+    part_of,
+    reshard,
+    whole,
+)
 
 __all__ = ["State", "decoded_tree", "digest_of", "empty_like_encoded", "encoded_tree"]
 
@@ -29,6 +41,7 @@ class State:
         self, model: torch.nn.Module, optimizers: Sequence[Any], schedulers: Sequence[Any], extra: Mapping[str, Any]
     ) -> None:
         self.model, self.optimizers, self.schedulers, self.extra = model, optimizers, schedulers, dict(extra)
+        self.extra[BEGAN] = BeganWith(optimizers, schedulers)
         self.scaling = Scaling()
         reshard(model)  # a forward that came before would hide the shards
         self._shards = {name: p for name, p in model.named_parameters() if is_shard(p)}
@@ -61,17 +74,19 @@ class State:
         return {name: self._shards.get(name, param) for name, param in self.model.named_parameters()}
 
     def size_bytes(self) -> int:
-        """Of its tensors, but those that were registered. Before an optimizer's first step its state is not there."""
+        """Bytes of the state's tensors, but those that were registered. Before an optimizer's first step its state is
+        not there."""
         held = [*map(local, self.params), *self.buffers.values()]
         for optimizer in self.optimizers:
             held += [local(t) for row in optimizer.state.values() for t in row.values() if isinstance(t, Tensor)]
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     # --- reading -------------------------------------------------------------------------------------------------
-    def tree(self, *, spread: bool = False) -> dict[str, Any]:
+    def tree(self, *, spread: bool = False, without: str = "") -> dict[str, Any]:
         """The live state: nested plain data with tensors at its leaves; of what is sharded, what lies here, or (with
-        `spread`) the tensor that knows which part of the whole that is."""
-        held = (lambda tensor: tensor) if spread else local
+        `spread`) the tensor that knows which part of the whole that is. `without`: a registered part."""
+        held = self._on_mesh if spread else local
+        lies = self._on_mesh if spread else lambda tensor: tensor
         model = {name: held(p).detach() for name, p in self.named().items()}
         model |= dict(self.model.named_buffers())
         loose = {n: held(p).detach() for p, n in zip(self.params, self.names, strict=True) if n not in model}
@@ -79,21 +94,34 @@ class State:
             "model": model | loose,
             "optimizers": [self._optimizer(o, spread) for o in self.optimizers],
             "schedulers": [s.state_dict() for s in self.schedulers],
-            "extra": {key: value.state_dict() for key, value in self.extra.items()},
+            "extra": {key: _each(value.state_dict(), lies) for key, value in self.extra.items() if key != without},
         }
+
+    def _on_mesh(self, tensor: Tensor) -> Tensor:
+        """Spread over all dimensions of the replica's mesh: no rank takes what others hold, too, for its own."""
+        meshes = [p.device_mesh for p in self._shards.values()]  # type: ignore[attr-defined]
+        return on_mesh(tensor, max(meshes, key=lambda mesh: mesh.ndim)) if meshes else tensor
 
     def _optimizer(self, optimizer: Any, spread: bool) -> dict[str, Any]:
         held = [(p, self._name_of[id(p)], v) for p, v in optimizer.state.items() if isinstance(p, Tensor)]
-        rows = [(name, {k: _held(name, k, t, p, spread) for k, t in values.items()}) for p, name, values in held]
+        lies = self._on_mesh if spread else local
+        rows = [(name, {k: lies(_held(name, k, t, p)) for k, t in values.items()}) for p, name, values in held]
         state = dict(sorted(rows, key=lambda row: row[0]))
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return {"state": state, "groups": groups}
 
     def encoded(self, without: str = "") -> tuple[bytes, dict[str, Tensor]]:
         """(plain data with tensors replaced by their names, the tensors by name). `without`: a registered part."""
-        tree = self.tree()
-        tree["extra"].pop(without, None)
-        return encoded_tree(tree)
+        return encoded_tree(self.tree(without=without))
+
+    def spread(self, without: str = "") -> dict[str, Tensor]:
+        """The tensors that are spread over ranks, by the names of `encoded`, as tensors that know of what they are a
+        part."""
+        if not self._shards:
+            return {}
+        tensors: dict[str, Tensor] = {}
+        _encode(self.tree(spread=True, without=without), "", tensors, as_parts=True)
+        return {name: tensor for name, tensor in tensors.items() if is_shard(tensor)}
 
     def fingerprint(self) -> int:
         """64 bits over everything, positions and names included."""
@@ -171,8 +199,17 @@ def _spread_as(values: Any, now: Any) -> Any:
     return values
 
 
-def _held(name: str, key: str, value: Any, param: Tensor, spread: bool) -> Any:
-    """What lies here of an optimizer's state. ConfigError if it is spread in a way that cannot be put back."""
+def _each(values: Any, do: Callable[[Tensor], Tensor]) -> Any:
+    """`values` with something done to each tensor that is spread."""
+    if isinstance(values, Mapping):
+        return {key: _each(value, do) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)([_each(value, do) for value in values])
+    return do(values) if isinstance(values, Tensor) and is_shard(values) else values
+
+
+def _held(name: str, key: str, value: Any, param: Tensor) -> Any:
+    """A value of an optimizer's state. ConfigError if it is spread in a way that cannot be put back."""
     if not (isinstance(value, Tensor) and is_shard(value)):
         return value
     if local(value).shape != local(param).shape:
@@ -180,7 +217,7 @@ def _held(name: str, key: str, value: Any, param: Tensor, spread: bool) -> Any:
             f"the optimizer keeps {key} of {name} spread over the ranks in another shape than the parameter",
             remedy="an optimizer that keeps tensors of the parameter's shape, such as AdamW or SGD",
         )
-    return value.detach() if spread else local(value)
+    return value.detach()
 
 
 def encoded_tree(tree: Any) -> tuple[bytes, dict[str, Tensor]]:
@@ -200,9 +237,9 @@ def decoded_tree(plain: bytes, data: Tensor) -> Any:
     return _decode(msgspec.msgpack.decode(plain), tensors)
 
 
-def digest_of(state: State) -> str:
+def digest_of(state: State, held: Callable[[Tensor], Tensor] = whole) -> str:
     """SHA-256 over parameters by name, also those that only an optimizer holds, then optimizer tensors by (parameter,
-    key): name, dtype, shape, bytes. With shards every rank must ask for it."""
+    key): name, dtype, shape, bytes. With shards every rank must ask for it, unless `held` is `local`."""
     sha = hashlib.sha256()
     named_here = state.named()
     loose = {
@@ -214,23 +251,26 @@ def digest_of(state: State) -> str:
         for name, values in sorted(named.items(), key=lambda row: row[0]):
             rows += [(f"{name}.{key}", v) for key, v in sorted(values.items()) if isinstance(v, Tensor)]
     for name, tensor in rows:
-        tensor = whole(tensor)
+        tensor = held(tensor)
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
 
-def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def _encode(value: Any, path: str, tensors: dict[str, Tensor], *, as_parts: bool = False) -> Any:
+    def inner(item: Any, at: Any) -> Any:
+        return _encode(item, f"{path}/{at}", tensors, as_parts=as_parts)
+
     if isinstance(value, Tensor):
-        value = local(value)
+        value = value if as_parts else local(value)
         tensors[path] = value.detach()
         return ["T", path, str(value.dtype).removeprefix("torch."), list(value.shape)]
     if isinstance(value, Mapping):
-        return ["D", [[key, _encode(item, f"{path}/{key}", tensors)] for key, item in value.items()]]
+        return ["D", [[key, inner(item, key)] for key, item in value.items()]]
     if isinstance(value, tuple):
-        return ["U", [_encode(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]]
+        return ["U", [inner(item, i) for i, item in enumerate(value)]]
     if isinstance(value, list):
-        return ["L", [_encode(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]]
+        return ["L", [inner(item, i) for i, item in enumerate(value)]]
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return ["S", value]
     raise ConfigError(

@@ -83,6 +83,9 @@ class NoFlips:
     def begin(self, step: int, leaf: int) -> None:
         """A microbatch is about to be computed."""
 
+    def after_backward(self, index: int, grad: Tensor) -> None:
+        """What lies here of a sharded parameter's gradient is about to be folded: such have no hooks of torch's."""
+
     def after_sum(self, bucket: int, flat: Tensor) -> None:
         """A bucket of a partial sum was fingerprinted."""
 

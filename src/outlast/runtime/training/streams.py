@@ -239,6 +239,9 @@ class StreamSamples(Samples):
             self._checked = True
             self._stream.check()
         row = self._rows(step)[leaf]
+        if not row:  # all are left out, and the ranks of a replica go through the model together: it counts nothing
+            lo, hi = self._ranges(step)[leaf]
+            row = self._stream.portion(step).units[lo:hi]
         if self.batches:
             return row[0]
         seed_everything(position_seed(self.seed, step, leaf, 1))

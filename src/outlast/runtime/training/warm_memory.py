@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from outlast.checkpoint.threads import be_nice
+from outlast.checkpoint.threads import be_nice, begin
 
 __all__ = ["Lent", "Warm", "at_low_priority", "populate", "touch"]
 
@@ -38,7 +38,8 @@ _PIECE = 1 << 18  # what maps or unmaps memory waits for a call to end
 
 
 def at_low_priority(work: Callable[[], T]) -> T:
-    """`work()` on a thread of its own that yields to training, waited for. Raises what it raised."""
+    """`work()` on a thread of its own that yields to training, waited for. Raises what it raised. On this one, at its
+    own priority, where no other is to be had."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -48,7 +49,10 @@ def at_low_priority(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             done.set_exception(error)
 
-    threading.Thread(target=run, name="outlast-gently", daemon=True).start()
+    try:
+        begin(threading.Thread(target=run, name="outlast-gently", daemon=True))
+    except (RuntimeError, MemoryError):
+        return work()
     return done.result()
 
 
@@ -105,8 +109,13 @@ class Warm:
         if missing or soon or len(dropped) > len(kept):
             self._in_background(functools.partial(self._settle, missing, dropped, soon))
 
-    def _in_background(self, work: Callable[[], None]) -> None:
-        threading.Thread(target=work, name="outlast-touch", daemon=True).start()
+    def _in_background(self, work: Callable[[], None]) -> bool:
+        """False if no thread is to be had: the memory will be touched when it is needed."""
+        try:
+            begin(threading.Thread(target=work, name="outlast-touch", daemon=True))
+        except (RuntimeError, MemoryError):
+            return False
+        return True
 
     def _matched(self) -> tuple[list[Tensor], list[int]]:
         """(free memory that serves a wanted size, by size; the sizes for which there is none). What is lent will come
@@ -143,9 +152,7 @@ class Warm:
             finally:
                 self._refilling = False
 
-        try:
-            self._in_background(work)
-        except RuntimeError:  # no thread to be had: the memory will be touched when it is needed
+        if not self._in_background(work):
             self._refilling = False
 
     def lend(self, size: int, user: Any) -> Tensor:

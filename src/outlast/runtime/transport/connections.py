@@ -15,7 +15,6 @@ import os
 import secrets
 import select
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,28 +24,26 @@ import msgspec
 
 from outlast.errors import ViewAbandoned, WireRefusal
 from outlast.runtime.transport.door import Door
-from outlast.runtime.transport.endpoints import caller_for, listen_on, member_address
-from outlast.runtime.transport.handshake import OTHER_RUN, Caller, PeerClaim
+from outlast.runtime.transport.endpoints import listen_on, member_address
+from outlast.runtime.transport.handshake import FOLLOWED, OTHER_RUN, PeerClaim
 from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.seal import CODE_BYTES, LENGTH_CODE_BYTES, Keys, Seal
+from outlast.runtime.transport.tls import Tls
+from outlast.runtime.transport.tls_socket import TlsSocket, TlsTrouble
 
 __all__ = [
     "MAX_PEER_FRAME",
     "Arrivals",
-    "Call",
     "Connection",
     "Listener",
     "PeersLost",
     "Proved",
     "decoded",
-    "reach",
-    "reached",
 ]
 
 MAX_PEER_FRAME = 1 << 31
 """Bytes of one frame between members: an outcome that is handed over may carry momentum and module buffers. Memory
 grows with what has arrived, not with what was announced."""
-_TRIES = 64  # to reach a peer whose door is crowded
 _MOST = 1024  # proved connections that may wait for the training thread
 _FDS = socket.CMSG_LEN(16)
 _encoder = msgspec.msgpack.Encoder()
@@ -72,15 +69,17 @@ def decoded(member: str, body: bytes | memoryview, kind: type[T]) -> T:
 
 
 def seals_for(sock: socket.socket, keys: Keys | None) -> tuple[Seal | None, Seal | None]:
-    """For what this end sends and for what the other does; none on one machine, where nobody is between them."""
-    if keys is None or sock.family == socket.AF_UNIX:
+    """For what this end sends and for what the other does; none on one machine, where nobody is between them, and none
+    over TLS, which has its own."""
+    if keys is None or sock.family == socket.AF_UNIX or isinstance(sock, TlsSocket):
         return None, None
     return Seal(keys[0]), Seal(keys[1])
 
 
 class Connection:
     """One stream with a proved peer: frames in, frames out, descriptors in where both are on one machine; where they
-    are not, each frame has a code that nobody between them can make (`keys`). `forged`: one had another."""
+    are not, each frame has a code that nobody between them can make (`keys`), TLS's or ours. `forged`: one had
+    another."""
 
     def __init__(
         self,
@@ -100,23 +99,36 @@ class Connection:
         self.forged = False
         self._mine, self._theirs = seals_for(sock, keys)
         self.deaf = False  # the peer takes nothing more; what it said before may still have to be read
+        self.cut = False  # a descriptor was sent, and this process had none left to hold it by
         sock.setblocking(False)
 
-    def send(self, message: Any, fd: int | None = None) -> None:
-        """Queue a frame and send what fits. `fd` goes with it on one machine; nothing may be waiting then."""
+    def send(self, message: Any, fd: int | None = None) -> bool:
+        """Queue a frame and send what fits. `fd` goes with it on one machine. False if the kernel passes none on just
+        now (too many are under way, or it has no memory): then nothing was sent."""
         if self.deaf:
-            return
+            return True
         body = _encoder.encode(message)
         if len(body) > MAX_PEER_FRAME:
             raise ValueError(f"a message of {len(body)} bytes to {self.peer} is over the limit of {MAX_PEER_FRAME}")
         head = len(body).to_bytes(4, "big")
         data = head + body if self._mine is None else self._mine.sealed(head, body)
         if fd is not None and self.sock.family == socket.AF_UNIX:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
-            with contextlib.suppress(OSError):
-                data = data[self.sock.sendmsg([data], [rights]) :]
+            return self._send_with(fd, data)
         self.pending += data
         self.flush()
+        return True
+
+    def _send_with(self, fd: int, data: bytes) -> bool:
+        whole, rights = self.pending + data, (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
+        try:
+            sent = self.sock.sendmsg([whole], [rights])
+        except ConnectionError:  # the peer is gone
+            sent = 0
+        except OSError:
+            return False
+        self.pending = whole[sent:]
+        self.flush()
+        return True
 
     def flush(self) -> None:
         try:
@@ -132,11 +144,13 @@ class Connection:
         """Frames that have arrived. Sets `ended` at the end of the stream, or of what can be understood of it."""
         while not self.ended:
             try:
-                data, ancillary, _, _ = self.sock.recvmsg(65536, _FDS)
+                data, ancillary, flags, _ = self.sock.recvmsg(65536, _FDS)
             except BlockingIOError:
                 break
-            except OSError:
-                data, ancillary = b"", []
+            except OSError as error:
+                data, ancillary, flags = b"", [], 0
+                self.forged = isinstance(error, TlsTrouble) and error.forged
+            self.cut |= bool(flags & socket.MSG_CTRUNC)
             for level, kind, body in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     fds = array.array("i")
@@ -144,7 +158,7 @@ class Connection:
                     self._take(fds)
             self.ended = not data
             self.buffer += data
-            if len(data) < 65536:
+            if len(data) < 65536 and not isinstance(self.sock, TlsSocket):  # which gives a record at a time
                 break
         return self._frames()
 
@@ -195,96 +209,6 @@ class Connection:
         self.sock.close()
 
 
-class Call:
-    """A connection to a peer's socket whose handshake is under way. Never waits. `events`: what to poll it for; while
-    it is `connecting`, call `connected` then, and `proved` after that."""
-
-    def __init__(self, address: str, secret: bytes, peer: str, claim: PeerClaim) -> None:
-        """ConnectionRefusedError: nobody listens there. BlockingIOError: the queue before it is full just now."""
-        self.peer, self._caller, self._data = peer, Caller(secret, peer, claim), b""
-        self.sock, target = caller_for(address)
-        self.sock.setblocking(False)
-        self.connecting = False
-        try:
-            try:
-                self.sock.connect(target)
-            except BlockingIOError:
-                if self.sock.family == socket.AF_UNIX:
-                    raise
-                self.connecting = True
-                return
-            self.sock.send(self._caller.knock)
-        except OSError:
-            self.sock.close()
-            raise
-
-    @property
-    def events(self) -> int:
-        return select.POLLOUT if self.connecting else select.POLLIN
-
-    @property
-    def keys(self) -> Keys:
-        """Once both ends are proved."""
-        return self._caller.keys
-
-    def connected(self) -> None:
-        """The network has answered. OSError: nobody listens there, or there is no way to it."""
-        error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            raise OSError(error, os.strerror(error))
-        self.connecting = False
-        self.sock.send(self._caller.knock)
-
-    def proved(self) -> bool:
-        """Whether both ends are proved now. ConnectionError: it ended before; WireRefusal: it is somebody else."""
-        try:
-            data = self.sock.recv(self._caller.wanted - len(self._data))
-        except BlockingIOError:
-            return False
-        if not data:
-            raise ConnectionError("it ended before it had proved anything")
-        self._data += data
-        if len(self._data) < self._caller.wanted:
-            return False
-        self.sock.send(self._caller.prove(self._data))
-        return True
-
-
-def reach(address: str, secret: bytes, peer: str, claim: PeerClaim, patience_s: int) -> socket.socket:
-    """As `reached`, for two processes of one machine, whose frames have no codes."""
-    return reached(address, secret, peer, claim, patience_s)[0]
-
-
-def reached(address: str, secret: bytes, peer: str, claim: PeerClaim, patience_s: int) -> tuple[socket.socket, Keys]:
-    """A connection to a peer's socket, proved, for a thread that waits in its sends. OSError: the peer is gone, or took
-    longer than the kernel waits for one call of ours; WireRefusal: it is somebody else.
-
-    The limit is the kernel's: a send is then one call for all of a payload, without the interpreter's lock.
-    """
-    for tries_left in reversed(range(_TRIES)):
-        (sock, target), caller = caller_for(address), Caller(secret, peer, claim)
-        try:
-            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-                sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", patience_s, 0))
-            sock.connect(target)
-            sock.sendall(caller.knock)
-            reply = sock.recv(caller.wanted, socket.MSG_WAITALL)
-            if len(reply) == caller.wanted:
-                sock.sendall(caller.prove(reply))
-                return sock, caller.keys
-        except ConnectionRefusedError:
-            sock.close()
-            raise
-        except ConnectionError:  # its door was too crowded
-            if not tries_left:
-                raise
-        except BaseException:
-            sock.close()
-            raise
-        sock.close()
-    raise ConnectionError(f"{peer} let go of every connection")
-
-
 class Arrivals:
     """Proved connections that wait for the training thread. `fd` is readable while there are some. `refuse(reason,
     who)`: one of them turned out not to be what it was."""
@@ -318,17 +242,22 @@ class Listener:
 
     The address has a random part: nobody can take it beforehand. `refused`: how often strangers were sent away, and
     who was the first, for each reason (of which there are few). `alone`: a fleet of one listens to nobody. `network`:
-    the address of this machine at which other hosts reach this member; "" where the run has but one. Whoever is left
-    of another run, which may have had the same secret and this very port, is a stranger too.
+    the address of this machine at which other hosts reach this member; "" where the run has but one. `tls`: what they
+    have to show there, and this member at theirs. Whoever is left of another run, which may have had the same secret
+    and this very port, is a stranger too. `followed(address, epoch)`: a coordinator says, on the door's thread, that it
+    has taken over; False if that is refused.
     """
 
-    def __init__(self, run_id: str, me: str, secret: bytes, *, alone: bool = False, network: str = "") -> None:
-        self.run, self.me, self.secret = run_id, me, secret
+    def __init__(
+        self, run_id: str, me: str, secret: bytes, *, alone: bool = False, network: str = "", tls: Tls | None = None
+    ) -> None:
+        self.run, self.me, self.secret, self.tls = run_id, me, secret, tls
         unix = f"outlast/{run_id}/{me}/{secrets.token_hex(8)}"
         self.mesh, self.feeds = Arrivals(self._refuse), Arrivals(self._refuse)
         self.early: list[Proved] = []  # for views that I have not heard of
         self.regions: dict[str, Region] = {}
         self.refused: dict[str, tuple[int, str]] = {}
+        self.followed: Callable[[str, int], bool] = lambda address, epoch: False
         self._closed = False
         self._closing_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._watch, name="outlast-door", daemon=True)
@@ -346,7 +275,7 @@ class Listener:
         if network:
             socks.append(listen_on(network))
             self.address = member_address(unix, socks[1].getsockname()[:2])
-        self._doors = [Door(sock, self.secret, self.me, self._admit, self._refuse) for sock in socks]
+        self._doors = [Door(sock, self.secret, self.me, self._admit, self._refuse, self.tls) for sock in socks]
 
     def _watch(self) -> None:
         poll = select.poll()
@@ -365,16 +294,27 @@ class Listener:
         elif claim.role in ("mesh", "feed"):
             (self.mesh if claim.role == "mesh" else self.feeds).put(sock, claim, keys)
         else:
+            if claim.role == "coordinator" and not self.followed(claim.name, claim.number[0]):
+                self._refuse(FOLLOWED, claim.name)
             sock.close()
 
     def _refuse(self, reason: str, who: str) -> None:
         count, first = self.refused.get(reason, (0, who))
         self.refused = {**self.refused, reason: (count + 1, first)}  # another thread may be reading it
 
-    def keep_region(self, conn: Connection) -> None:
-        """Map a peer's region once; it is the same for all its views."""
-        if conn.fds and conn.peer not in self.regions:
+    def keep_region(self, conn: Connection) -> bool:
+        """Map a peer's region once; it is the same for all its views. False if it has sent one that this process had no
+        descriptor or memory for: it has to come again."""
+        cut, conn.cut = conn.cut, False
+        if conn.peer in self.regions:
+            return True
+        if not conn.fds:
+            return not cut
+        try:
             self.regions[conn.peer] = Region(0, fd=conn.fds.pop(0))
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         """Once or more: the end of a loop and that of its process both close what is left."""

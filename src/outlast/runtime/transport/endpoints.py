@@ -22,6 +22,8 @@ __all__ = [
     "caller_for",
     "data_address",
     "handed_on",
+    "lane_address",
+    "lanes_address",
     "listen_on",
     "member_address",
     "place_in",
@@ -57,17 +59,39 @@ def place_in(address: str) -> str:
     return [*address.split(" "), ""][1]
 
 
+def lanes_address(addresses: list[str]) -> str:
+    """One string for where the ranks of a replica are reached, its lead first."""
+    return "|".join(addresses)
+
+
+def lane_address(address: str, place: int) -> str:
+    """Where one of them is; the empty string if there is none."""
+    return dict(enumerate(address.split("|"))).get(place, "")
+
+
 def caller_for(address: str) -> tuple[socket.socket, Target]:
     """A socket of the right kind, not yet connected, and what to connect it to. OSError for what is no address."""
     unix, *rest = address.split(" ")
     if not rest or rest[0] == place_here():
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), "\0" + unix
-    if len(rest) != 3 or not rest[2].isdigit():
+    if len(rest) != 3 or not (_is_numeric(rest[1]) and _is_port(rest[2])):  # to look a name up takes long
         raise OSError(f"{address!r} is no address of a member")
     host, port = rest[1], int(rest[2])
     sock = socket.socket(_family(host), socket.SOCK_STREAM)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock, (host, port)
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return host.isascii()
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 65536
 
 
 def _family(host: str) -> int:

@@ -19,7 +19,9 @@ from outlast.core.protocol import Certificate, StepTime
 from outlast.core.step_parts import StepParts
 from outlast.errors import WireRefusal
 from outlast.runtime.transport.handshake import Caller, PeerClaim, Role
-from outlast.runtime.transport.seal import CODE_BYTES, LENGTH_CODE_BYTES, Keys, Seal
+from outlast.runtime.transport.seal import CODE_BYTES, FORGED, LENGTH_CODE_BYTES, Keys, Seal
+from outlast.runtime.transport.tls import Tls
+from outlast.runtime.transport.tls_socket import TlsSocket, TlsTrouble, refusals
 
 __all__ = ["COORDINATOR", "MAX_FRAME", "SILENT_BEATS", "Decoder", "Heartbeat", "HeartbeatReply", "Link", "frame"]
 
@@ -100,7 +102,11 @@ def _read(sock: socket.socket, size: int) -> bytes:
 
 def _prove(sock: socket.socket, secret: bytes, claim: PeerClaim, timeout_s: float) -> Keys:
     """The client's side of the handshake, all of it within `timeout_s`. WireRefusal, OSError."""
-    caller, end_s = Caller(secret, COORDINATOR, claim), time.monotonic() + timeout_s
+    end_s, bound = time.monotonic() + timeout_s, b""
+    if isinstance(sock, TlsSocket):
+        sock.greet_within(timeout_s)
+        bound = sock.bound()
+    caller = Caller(secret, COORDINATOR, claim, bound)
     sock.sendall(caller.knock)
     reply = b""
     while len(reply) < caller.wanted:
@@ -116,15 +122,26 @@ def _prove(sock: socket.socket, secret: bytes, claim: PeerClaim, timeout_s: floa
 
 class Link:
     """A proven client connection to the coordinator: send from any thread, receive from one. Each frame has a code that
-    nobody between the two can make."""
+    nobody between the two can make; `tls`: and nobody reads it."""
 
     def __init__(
-        self, address: tuple[str, int], secret: bytes, role: Role, name: str, timeout_s: float, run: str = ""
+        self,
+        address: tuple[str, int],
+        secret: bytes,
+        role: Role,
+        name: str,
+        timeout_s: float,
+        run: str = "",
+        tls: Tls | None = None,
     ) -> None:
         self.sock = socket.create_connection(address, timeout=timeout_s)
         try:
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keys = _prove(self.sock, secret, PeerClaim(role, name, run=run), timeout_s)
+            if tls is not None:
+                self.sock = tls.calling(self.sock, address[0])
+                self.sock.settimeout(timeout_s)
+            with refusals():
+                keys = _prove(self.sock, secret, PeerClaim(role, name, run=run), timeout_s)
         except BaseException:
             self.sock.close()
             raise
@@ -142,7 +159,17 @@ class Link:
                 raise
 
     def receive(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
-        return decoder.decode(read_frame(self.sock, self._theirs))
+        try:
+            return decoder.decode(read_frame(self.sock, self._theirs))
+        except TlsTrouble as trouble:
+            if trouble.forged:
+                raise WireRefusal(FORGED) from trouble
+            raise
+
+    @property
+    def more(self) -> bool:
+        """Whether something has been received already that polling the socket would not tell of."""
+        return isinstance(self.sock, TlsSocket) and self.sock.pending() > 0
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

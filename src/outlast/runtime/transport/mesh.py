@@ -26,66 +26,34 @@ from outlast.core.protocol import View, ViewId
 from outlast.core.step_parts import PART_OF
 from outlast.errors import StepMisuse, ViewAbandoned, WireRefusal
 from outlast.runtime.settings.fault_points import Probe
-from outlast.runtime.transport.connections import Call, Connection, Listener, PeersLost
+from outlast.runtime.transport.calls import Call, passes
+from outlast.runtime.transport.connections import Connection, Listener, PeersLost
 from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.pair_waits import PairWaits
 from outlast.runtime.transport.peer_messages import (
     Bye,
-    CloserLook,
     Extra,
     Final,
-    Hand,
+    Frame,
     HeaderSaid,
+    Hi,
     Key,
-    Parts,
-    Prints,
+    Ping,
+    Pong,
     Reduced,
     Roll,
-    SettingsSeen,
+    SayAgain,
     SumsReady,
 )
 from outlast.runtime.transport.regions import Region
 from outlast.runtime.transport.seal import FORGED, Keys
+from outlast.runtime.transport.tls_socket import counted
 
 __all__ = ["Mesh"]  # fmt: skip
 
 
-_RETRY_S = 0.02  # until a connection is tried again that ended before it was proved, or found a queue that was full
-
-
-class _Hi(msgspec.Struct, frozen=True, tag=True):
-    """I am in this view too. My region's descriptor comes with it, if I have one."""
-
-
-class _Ping(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-class _Pong(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-_Frame = (
-    _Hi
-    | Roll
-    | Parts
-    | Prints
-    | SumsReady
-    | Reduced
-    | HeaderSaid
-    | Hand
-    | Extra
-    | Key
-    | CloserLook
-    | SettingsSeen
-    | Final
-    | Bye
-    | _Ping
-    | _Pong
-)
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Frame)
-
-
+_RETRY_S = 0.02  # until what failed for a want is tried again: a call, or a region that was not passed on
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Frame)
 T = TypeVar("T")
 
 
@@ -134,6 +102,7 @@ class Mesh:
         self._by_fd: dict[int, Connection] = {}
         self._calls: dict[int, Call] = {}  # connections that I make, until both ends are proved
         self._to_call: list[str] = []
+        self._to_greet: list[Connection] = []  # who has not been sent my region yet
         self._call_at_s = 0.0
         self.waits = PairWaits()  # the replica's own, where it has one
         self._headed: dict[str, float] = {}  # when each peer's newest header came
@@ -149,26 +118,27 @@ class Mesh:
             self._welcome(*proved)
         self._to_call = list(self.view.members[: self.view.members.index(self.me)])
         self._call()
-        self._wait(
-            lambda: [n for n in self.peers if n not in self.conns or not self.conns[n].introduced], Phase.CONNECT
-        )
+        self._wait(self._not_here, Phase.CONNECT)
         self._poll.unregister(self.listener.mesh.fd)
 
     def _not_here(self) -> list[str]:
         return [name for name in self.peers if name not in self.conns or not self.conns[name].introduced]
 
     def _call(self) -> None:
-        """Connect to whom I have to, as far as their queues let me in."""
+        """Greet and connect to whom I have to, as far as the kernel and their queues let me."""
         names, self._to_call = self._to_call, []
+        unsaid, self._to_greet = self._to_greet, []
         self._call_at_s = time.monotonic() + _RETRY_S
+        for conn in unsaid:
+            self._greet(conn)
         claim = PeerClaim("mesh", self.me, (self.view.id.epoch, self.view.id.n), self.listener.run)
         for name in names:
             try:
-                call = Call(self.addresses[name], self.listener.secret, name, claim)
-            except BlockingIOError:
-                self._to_call.append(name)
+                call = Call(self.addresses[name], self.listener.secret, name, claim, self.listener.tls)
             except (OSError, KeyError) as error:
-                raise PeersLost((name,)) from error
+                if isinstance(error, KeyError) or not passes(error):
+                    raise PeersLost((name,)) from error
+                self._to_call.append(name)
             else:
                 self._calls[call.sock.fileno()] = call
                 self._poll.register(call.sock.fileno(), call.events)
@@ -178,7 +148,10 @@ class Mesh:
         try:
             call.connected()
         except OSError as error:
-            raise PeersLost((call.peer,)) from error
+            if not passes(error):
+                raise PeersLost((call.peer,)) from error
+            self._hung_up(call.sock, call.peer)
+            return
         self._poll.modify(call.sock.fileno(), call.events)
 
     def _answered(self, fd: int) -> None:
@@ -189,8 +162,11 @@ class Mesh:
             return
         try:
             if not call.proved():
+                self._poll.modify(fd, call.events)
                 return
-        except WireRefusal as error:  # the peer is gone, and a stranger has taken its address
+        except WireRefusal as error:  # the peer is gone, and a stranger has taken its address; or certificates differ
+            if error.remedy:
+                self.listener.mesh.refuse(counted(error), call.peer)
             raise PeersLost((call.peer,)) from error
         except OSError:
             self._hung_up(call.sock, call.peer)
@@ -220,11 +196,16 @@ class Mesh:
             conn.close()
 
     def _meet(self, conn: Connection) -> None:
-        """Both ends are proved: say that I am in this view."""
+        """Both ends are proved."""
         self.conns[conn.peer] = conn
         self._by_fd[conn.sock.fileno()] = conn
         self._poll.register(conn.sock.fileno(), select.POLLIN)
-        conn.send(_Hi(), None if self.region is None else self.region.fd)
+        self._greet(conn)
+
+    def _greet(self, conn: Connection) -> None:
+        """Say that I am in this view; later, where the kernel does not pass my region on just now."""
+        if not conn.ended and not conn.send(Hi(), None if self.region is None else self.region.fd):
+            self._to_greet.append(conn)
 
     # --- sending -------------------------------------------------------------------------------------------------
     def broadcast(self, message: Any) -> None:
@@ -235,11 +216,13 @@ class Mesh:
         conn = self.conns.get(name)  # none while the mesh forms
         if conn is not None and name not in self._probe.muted:
             conn.send(message)
+            if conn.pending and not conn.ended:  # goes on when there is room, though the peer may say nothing meanwhile
+                self._poll.modify(conn.sock.fileno(), select.POLLIN | select.POLLOUT)
 
     # --- waiting -------------------------------------------------------------------------------------------------
     def collect(self, kind: type, step: int, bucket: int, phase: Phase, names: list[str] | None = None) -> Any:
         """Wait for one message of this kind from each of `names` (all peers): {member: message}."""
-        box = self.boxes[kind, step, bucket]
+        began_s, box = time.monotonic(), self.boxes[kind, step, bucket]
         wanted = self.peers if names is None else names
 
         def missing() -> list[str]:
@@ -248,15 +231,14 @@ class Mesh:
             return absent
 
         self._wait(missing, phase)
+        if kind is HeaderSaid:
+            self.waits.headed(self._headed, began_s)
         return box
 
     def everyone(self, mine: T, phase: Phase) -> dict[str, T]:
         """Say `mine` to all, and wait for everybody's message of its kind and step: in the view's order, mine too."""
-        began_s = time.monotonic()
         self.broadcast(mine)
         box = self.collect(*_box_of(mine), phase)
-        if isinstance(mine, HeaderSaid):
-            self.waits.headed(self._headed, began_s)
         return {name: mine if name == self.me else box[name] for name in self.view.members}
 
     def _same_end(self, kind: type, step: int, absent: list[str]) -> None:
@@ -317,7 +299,7 @@ class Mesh:
 
     def _pump(self, timeout_s: float) -> None:
         """Read everything that has arrived, waiting for the first of it at most `timeout_s`."""
-        timeout_s = min(timeout_s, _RETRY_S) if self._to_call else timeout_s
+        timeout_s = min(timeout_s, _RETRY_S) if self._to_call or self._to_greet else timeout_s
         for fd, events in self._poll.poll(timeout_s * 1000.0):
             if fd == self._wake_fd:
                 with contextlib.suppress(BlockingIOError):
@@ -329,7 +311,7 @@ class Mesh:
                 self._answered(fd)
             else:
                 self._read(fd, events)
-        if self._to_call and time.monotonic() >= self._call_at_s:
+        if (self._to_call or self._to_greet) and time.monotonic() >= self._call_at_s:
             self._call()
 
     def _read(self, fd: int, events: int) -> None:
@@ -350,14 +332,17 @@ class Mesh:
 
     def _dispatch(self, conn: Connection, message: Any) -> None:
         name = conn.peer
-        if isinstance(message, _Hi):
-            conn.introduced = True
-            self.listener.keep_region(conn)
+        if isinstance(message, Hi):
+            conn.introduced = self.listener.keep_region(conn)
+            if not conn.introduced:
+                conn.send(SayAgain())
+        elif isinstance(message, SayAgain):
+            self._to_greet.append(conn)  # not at once: whoever lacks room lacks it for a moment
         elif isinstance(message, Bye):
             self.left.add(name)
-        elif isinstance(message, _Ping):
-            self.send(name, _Pong())
-        elif isinstance(message, _Pong):
+        elif isinstance(message, Ping):
+            self.send(name, Pong())
+        elif isinstance(message, Pong):
             self.answered.add(name)
         elif isinstance(message, Key):
             self.keys.append(message)
@@ -370,7 +355,7 @@ class Mesh:
         """Ask every peer for a sign of life on this mesh; answers gather in `answered`."""
         self.answered.clear()
         self.ping_wanted = False
-        self.broadcast(_Ping())
+        self.broadcast(Ping())
 
     def rest(self, timeout_s: float) -> None:
         """Nobody is waited for: read what arrives for at most `timeout_s`. Raises as a wait does."""

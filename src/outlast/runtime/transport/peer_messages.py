@@ -12,16 +12,29 @@ __all__ = [
     "CloserLook",
     "Extra",
     "Final",
+    "Frame",
     "Hand",
     "HeaderSaid",
+    "Hi",
     "Key",
     "Parts",
+    "Ping",
+    "Pong",
     "Prints",
     "Reduced",
     "Roll",
+    "SayAgain",
     "SettingsSeen",
     "SumsReady",
 ]
+
+
+class Hi(msgspec.Struct, frozen=True, tag=True):
+    """I am in this view too. My region's descriptor comes with it, if I have one."""
+
+
+class SayAgain(msgspec.Struct, frozen=True, tag=True):
+    """Your `Hi` came without the region that you had sent with it: I had no descriptor or memory left for that."""
 
 
 class Roll(msgspec.Struct, frozen=True, tag=True):
@@ -82,7 +95,7 @@ class Extra(msgspec.Struct, frozen=True, tag=True):
 
 
 class Key(msgspec.Struct, frozen=True, tag=True):
-    """Of the view's store (`exchange/_rendezvous.py`)."""
+    """A key of the view's store, and its value (`exchange/_rendezvous.py`)."""
 
     name: str
     value: bytes
@@ -110,3 +123,33 @@ class Final(msgspec.Struct, frozen=True, tag=True):
 
 class Bye(msgspec.Struct, frozen=True, tag=True):
     """I leave this view."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Say whether you hear me."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """I have heard your `Ping`."""
+
+
+Frame = (
+    Hi
+    | SayAgain
+    | Roll
+    | Parts
+    | Prints
+    | SumsReady
+    | Reduced
+    | HeaderSaid
+    | Hand
+    | Extra
+    | Key
+    | CloserLook
+    | SettingsSeen
+    | Final
+    | Bye
+    | Ping
+    | Pong
+)
+"""All that can come over a connection of a view."""

@@ -6,6 +6,7 @@ One writer, the rank; readers take what they find and judge nothing here.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -29,18 +30,19 @@ class Progress:
     dead: what it had committed is known to the step.
 
     Words: count of changes, phase, step, microbatch, bucket, since (monotonic ns), allowed (ns, 0 for no deadline),
-    last sign of life (monotonic ns), count of commits; after them the times of the newest steps, in a ring.
+    last sign of life (monotonic ns), count of commits; after them the times of the newest steps, in a ring. `clock_ns`:
+    the monotonic clock of who writes.
     """
 
     SIZE = 8 * (_WORDS + _KEPT * _FIELDS)
 
-    def __init__(self, region: Region) -> None:
-        self.region = region
+    def __init__(self, region: Region, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.region, self._clock_ns = region, clock_ns
         self._words = memoryview(region.map).cast("q")
 
     def enter(self, phase: Phase, step: int = -1, microbatch: int = -1, bucket: int = -1, allowed_s: float = 0) -> int:
         """Publish the phase; returns the monotonic time in ns."""
-        words, now = self._words, time.monotonic_ns()
+        words, now = self._words, self._clock_ns()
         words[1], words[2], words[3], words[4] = phase, step, microbatch, bucket
         words[5] = words[7] = now
         words[6] = int(allowed_s * 1e9)
@@ -59,7 +61,7 @@ class Progress:
 
     def alive(self, ahead_s: float = 0.0) -> None:
         """A sign of life inside a phase; `ahead_s`: for so long from now no other is owed."""
-        self._words[7] = time.monotonic_ns() + int(ahead_s * 1e9)
+        self._words[7] = self._clock_ns() + int(ahead_s * 1e9)
 
     def read(self) -> tuple[Phase, int, int, float, float]:
         """(phase, step, microbatch, monotonic s of the last sign of life, allowed s or inf)."""

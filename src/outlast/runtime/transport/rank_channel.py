@@ -23,7 +23,7 @@ import msgspec
 
 from outlast.core.protocol.data_messages import DataNoted
 from outlast.errors import MembershipError, WireRefusal
-from outlast.runtime.transport.connections import reach
+from outlast.runtime.transport.calls import reach
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.frames import frame, read_frame
 from outlast.runtime.transport.handshake import PeerClaim

@@ -9,8 +9,21 @@ from typing import Any
 
 import msgspec
 
-from outlast.core.protocol import Node, ServeId, View, ViewId
+from outlast.core.policy import GuardNote
+from outlast.core.protocol import Node, RowsNote, ServeId, View, ViewId
 from outlast.core.protocol.data_messages import DataNoted
+from outlast.runtime.transport.rank_check_words import (
+    AskRows,
+    AuditLeaf,
+    LaneGrams,
+    LaneLooked,
+    LeafPrinted,
+    LookAgain,
+    LookCloser,
+    RowsChosen,
+    RowsSaid,
+    SlicesSaid,
+)
 from outlast.runtime.transport.save_messages import FromMember, ToMember
 
 __all__ = [
@@ -53,6 +66,7 @@ class LaneTask(msgspec.Struct, frozen=True):
     step: int
     nodes: tuple[tuple[Node, ...], ...]
     with_norms: bool
+    printing: bool = False  # sums are compared with what was said of them when they were made
 
 
 class ComputeLeaf(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +76,7 @@ class ComputeLeaf(msgspec.Struct, frozen=True, tag=True):
     step: int
     leaf: int
     ahead: LaneTask | None = None
+    printing: bool = False  # say the gradient's fingerprint
 
 
 class FormLane(msgspec.Struct, frozen=True, tag=True):
@@ -161,6 +176,10 @@ class LaneReduced(msgspec.Struct, frozen=True, tag=True):
     settings: int
     can_save: bool = True
     bad: tuple[tuple[int, int, str], ...] = ()
+    guard: GuardNote = GuardNote()
+    unlike: tuple[str, ...] = ()  # members whose sums were not what they had said
+    false: tuple[tuple[int, str, int], ...] = ()  # (bucket, reducer, what I compute)
+    rows: RowsNote = RowsNote()  # of a robust rule
 
 
 class ServeJoiner(msgspec.Struct, frozen=True, tag=True):
@@ -361,5 +380,7 @@ _Word = (
     | FeedWhole | FlushStreams | CloseStreams | ServedAs | LaneHas | LoadShares | ReplayOutcome | DrainLane
     | LaneDrained | JoinedView | LiveOutcome | BeginRun | RunBegun | TakeSave | SaveStable | LoopLeft
     | SavesSay | SavesHear | FingerprintSaid | RankFailed | RankLeft | AreYouThere | HereIAm
+    | LookCloser | LaneLooked | AskRows | RowsSaid | AuditLeaf | LeafPrinted | LookAgain | SlicesSaid
+    | LaneGrams | RowsChosen
 )  # fmt: skip
 DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Word)

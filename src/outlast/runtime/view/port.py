@@ -16,7 +16,7 @@ from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.view.rounds import Channel
 
-__all__ = ["CoordinatorLink", "ViewPort"]
+__all__ = ["Bench", "CoordinatorLink", "ViewPort"]
 
 T = TypeVar("T")
 Said = TypeVar("Said")
@@ -30,20 +30,25 @@ class CoordinatorLink(Protocol):
     def send(self, messages: Iterable[Any]) -> None: ...
 
 
-class ViewPort(Protocol):
-    """One member in its view. `lock`: held while `member` is asked or told, for the link's thread uses it too."""
+class Bench(Protocol):
+    """A process that computes microbatches."""
 
     env: Environment
     device: str
+
+    def enter(self, phase: Phase, microbatch: int = -1, bucket: int = -1) -> None:
+        """Publish where this member is, and pass the fault point."""
+
+
+class ViewPort(Bench, Protocol):
+    """One member in its view. `lock`: held while `member` is asked or told, for the link's thread uses it too."""
+
     member: Member
     lock: threading.RLock
 
     @property
     def mesh(self) -> Mesh | None:
         """The connections of the view that works or forms; None between views."""
-
-    def enter(self, phase: Phase, microbatch: int = -1, bucket: int = -1) -> None:
-        """Publish where this member is, and pass the fault point."""
 
     def everyone(self, mine: T, phase: Phase) -> dict[str, T]:
         """Say a message to all, and return everybody's of its kind and step, mine among them, in the view's order.

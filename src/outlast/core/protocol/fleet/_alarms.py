@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from outlast.core.policy import ActionCosts, Outlook, alarm_name
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet._vacancies import too_few
 from outlast.core.protocol.fleet.state import FleetState
 
 __all__ = ["SEVERITIES", "emptied", "failed", "heard", "opened", "tested", "weigh"]
@@ -83,7 +84,9 @@ def weigh(c: FleetState, now_s: float, agent: str, *, first: bool = False) -> No
         return
     members = [p.name for p in c.roster.peers.values() if p.agent == agent and p.alive and not p.leaving]
     successors = _successors(c, agent)
-    elsewhere = bool(successors) or (_somebody_stays(c, agent) and _others(c, agent))
+    staying = _num_staying(c, agent)
+    elsewhere = bool(successors) or (staying > 0 and _others(c, agent))
+    elsewhere = elsewhere and not too_few(c, staying + len(successors))
     costs = _costs(c, kind.delay_s, agent, elsewhere)
     unsaved_s = min(now_s - c.saved_s, _UNSAVED_S)
     outlook = c.prognosis.outlook(agent, now_s, unsaved_s, costs, can_move=elsewhere and bool(members))
@@ -96,13 +99,13 @@ def weigh(c: FleetState, now_s: float, agent: str, *, first: bool = False) -> No
 def _others(c: FleetState, agent: str) -> bool:
     """Whether a replacement could be started on another host."""
     out = c.roster.barred | c.roster.doubted | c.roster.retired_agents | c.roster.drained_agents
-    return bool(c.settings.respawn and c.roster.agents - {agent} - out)
+    return bool(c.roster.agents - {agent} - out)
 
 
-def _somebody_stays(c: FleetState, agent: str) -> bool:
-    """Whether a member on another host would hold the state until a replacement has it: none is started before."""
+def _num_staying(c: FleetState, agent: str) -> int:
+    """Members on other hosts, which hold the state until a replacement has it: none is started before."""
     peers = [c.roster.peers[name] for name in c.current]
-    return any(peer.agent != agent and peer.alive and not peer.leaving for peer in peers)
+    return sum(peer.agent != agent and peer.alive and not peer.leaving for peer in peers)
 
 
 def _successors(c: FleetState, agent: str) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol import operator_messages as om
+from outlast.core.protocol.fleet._vacancies import too_few
 from outlast.core.protocol.fleet.roster import Peer, host_named_in
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.row_plans import row_shares, rows_touched
@@ -140,7 +141,7 @@ def _drain(c: FleetState, host: str) -> _Done:
     if _robust(c):
         _check_rule_holds(c, here)
     out = [p for p in c.roster.peers.values() if p.agent in here and p.alive and not p.leaving]
-    check_state_stays(c, out, "have replicas on other hosts first: outlast scale")
+    _check_enough_stay(c, out, "have replicas on other hosts first: outlast scale")
     c.roster.drained.add(name)
     ask_out(c, out)
     names = [peer.name for peer in out]
@@ -222,7 +223,7 @@ def _evict(c: FleetState, asked: om.EvictAsked) -> _Done:
     if peer is None or not peer.alive:
         living = [p.name for p in c.roster.peers.values() if p.alive]
         raise Refusal(f"no replica {asked.replica} lives", f"those that do: {', '.join(living) or 'none'}")
-    check_state_stays(c, [peer], "have another replica first: outlast scale")
+    _check_enough_stay(c, [peer], "have another replica first: outlast scale")
     if asked.now:
         c.roster.asked_out.add(peer.name)  # should this coordinator die before its agent hears, it leaves all the same
         c.journal("suspected", replica=peer.name, evidence="it was asked for", decision="evict")
@@ -243,12 +244,23 @@ def ask_out(c: FleetState, peers: Iterable[Peer]) -> None:
 
 def check_state_stays(c: FleetState, out: Iterable[Peer], remedy: str) -> None:
     """Somebody who holds the state must be left, and not about to go, nor killed with its end not reported yet."""
-    gone, peers = {peer.name for peer in out}, c.roster.peers
-    if not gone.intersection(c.current):
-        return
-    holders = [*c.roster.alive(c.current), *c.roster.having("ready")]
-    if not any(name not in gone | c.killed and not peers[name].leaving for name in holders):
+    gone = {peer.name for peer in out}
+    if gone.intersection(c.current) and not _num_holders_without(c, gone):
         raise Refusal(f"nobody but {', '.join(sorted(gone))} holds the training state", remedy)
+
+
+def _check_enough_stay(c: FleetState, out: Iterable[Peer], remedy: str) -> None:
+    """And as many as may go on: else these would wait for the replacements of those, and the run might stop."""
+    check_state_stays(c, out, remedy)
+    gone = {peer.name for peer in out}
+    num, least = _num_holders_without(c, gone), c.settings.min_replicas
+    if gone.intersection(c.current) and too_few(c, num):
+        raise Refusal(f"{_many(num, 'replica')} would be left, and min_replicas asks for {least}", remedy)
+
+
+def _num_holders_without(c: FleetState, gone: set[str]) -> int:
+    peers, holders = c.roster.peers, {*c.roster.alive(c.current), *c.roster.having("ready")}
+    return sum(name not in gone | c.killed and not peers[name].leaving for name in holders)
 
 
 def _robust(c: FleetState) -> bool:

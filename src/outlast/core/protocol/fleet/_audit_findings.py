@@ -9,10 +9,11 @@ from __future__ import annotations
 import msgspec
 
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.disputes import AuditFinding
+from outlast.core.protocol.disputes import AuditFinding, leaf_name
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.reports import AuditKey
 from outlast.core.protocol.fleet.state import FleetState
+from outlast.core.protocol.slices import bucket_name
 from outlast.core.protocol.types import ViewId
 
 __all__ = ["audited"]
@@ -72,7 +73,7 @@ def _write(c: FleetState, finding: AuditFinding) -> None:
     c.journal(
         "audit_mismatch",
         step=finding.step,
-        microbatch=finding.leaf,
+        microbatch=finding.leaf * finding.ranks if finding.leaf >= 0 else finding.leaf,
         culprit=finding.culprit,
         host=finding.host,
         device=finding.device,
@@ -85,7 +86,8 @@ def _write(c: FleetState, finding: AuditFinding) -> None:
 
 
 def _words(f: AuditFinding) -> str:
-    where = f"{'a slice of bucket' if f.bucket >= 0 else 'microbatch'} {max(f.leaf, f.bucket)} of step {f.step}"
+    where = f"a slice of bucket {bucket_name(f.bucket)}" if f.bucket >= 0 else leaf_name(f.leaf, f.ranks)
+    where += f" of step {f.step}"
     if f.kind in ("undecided", "rewound"):
         where = where if max(f.leaf, f.bucket) >= 0 else f"step {f.step}"
         then = "; the run went back to the last certified state" if f.kind == "rewound" else ""

@@ -32,7 +32,7 @@ def try_start(c: FleetState, now_s: float) -> None:
     if not roster.count("fresh"):
         start.first_s, start.late = math.nan, False
         _end_without_anybody(c)
-    elif roster.enough_to_start or start.late:
+    elif roster.enough_to_start or (start.late and _enough(c)):
         _begin(c, now_s)
     elif math.isnan(start.first_s):
         start.first_s = now_s
@@ -61,10 +61,19 @@ def _begin(c: FleetState, now_s: float) -> None:
     install(c, View(id=c.next_id(), members=members, start=True), "start")
 
 
+def _enough(c: FleetState) -> bool:
+    """Whether as many are ready as may go on without the others."""
+    return c.roster.count("fresh") >= min(c.settings.min_replicas, c.settings.num_replicas)
+
+
 def overdue(c: FleetState) -> None:
     """The time is up that the first may take, or all where their number matters."""
-    if c.view is None and c.roster.count("fresh"):
+    fresh = c.roster.count("fresh")
+    if c.view is None and fresh and _enough(c):
         c.start.late = True
+    elif c.view is None and fresh:
+        least = f"min_replicas asks for {c.settings.min_replicas}"
+        c.finish("failed", 3, 0, f"{fresh} replicas were ready after {c.settings.start_s:g} s, and {least}")
     elif c.view is None:
         c.finish("failed", 3, 0, f"no replica was ready after {c.settings.start_s:g} s" + c.failures.said())
 
@@ -85,10 +94,10 @@ def begin_again(c: FleetState, members: Iterable[str], cause: str) -> bool:
     manned = {slot_of(name) for name in c.roster.having("spawning", "fresh", "joining", "ready")}
     slots = [f"r{index}" for index in range(c.settings.num_replicas)]
     missing = sum(slot not in manned and slot not in c.roster.unpaid for slot in slots)
-    within = c.settings.respawn and c.roster.restarts + missing <= c.settings.max_restarts
+    within = c.roster.restarts + missing <= c.settings.max_restarts
     if not (c.facts.get("checkpoints") and within):
         return False
-    step = max((c.roster.peers[name].committed for name in members if name in c.roster.peers), default=0)
+    step = c.known_steps(members)
     c.journal("fleet_lost", step=step, detail=cause)
     c.reports.fleet_lost(step)
     forget_view(c)
@@ -100,7 +109,10 @@ def begin_again(c: FleetState, members: Iterable[str], cause: str) -> bool:
 
 
 def forget_view(c: FleetState) -> None:
-    """All of the view are gone, and with them what it held: as if there had been none."""
+    """All of the view are gone, and with them what it held: as if there had been none. Where a least number is asked
+    for, others are waited for up to `start_s` once more: the driver's own wait for the first view may be over."""
     c.change = None
     c.start = Start()
     c.set_views(None, None)
+    if c.settings.min_replicas > 1:
+        c.timer("start", c.settings.start_s)

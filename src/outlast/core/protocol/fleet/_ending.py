@@ -122,7 +122,11 @@ def _lost(c: FleetState, ending: m.Ending) -> None:
     spares = [name for name in c.roster.having("ready") if not c.roster.peers[name].leaving]
     if spares:
         wanted = c.settings.num_replicas
-        install(c, View(id=c.next_id(), members=tuple(spares[:wanted]), attached=tuple(spares[wanted:])), why)
+        install(
+            c,
+            View(id=c.next_id(), members=tuple(spares[:wanted]), attached=tuple(spares[wanted:]), saved=c.saved),
+            why,
+        )
         return
     if begin_again(c, members, why):
         c.done.clear()

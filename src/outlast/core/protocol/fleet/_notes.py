@@ -6,12 +6,20 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet import _alarms
 from outlast.core.protocol.fleet.state import FleetState
 
-__all__ = ["data_noted", "noted", "resumed", "unjoined"]
+__all__ = ["data_noted", "noted", "resumed", "save_published", "unjoined"]
 
 
 def resumed(c: FleetState, now_s: float, _: m.Resumed) -> None:
     """A step was committed in a view whose faults are not reported yet."""
     c.reports.resumed()
+
+
+def save_published(c: FleetState, now_s: float, said: m.SavePublished) -> None:
+    """A checkpoint was published, which a spare may be behind once nobody else is left. Durable: the next coordinator
+    has to know of it, too."""
+    if said.step != c.saved:
+        c.saved = said.step
+        c.persist()
 
 
 def noted(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:

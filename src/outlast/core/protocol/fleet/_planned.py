@@ -7,6 +7,7 @@ from typing import Literal
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._bad_links import relieved, well_linked_first
 from outlast.core.protocol.fleet._telling import tell_order
+from outlast.core.protocol.fleet._vacancies import held, noted, wait_on
 from outlast.core.protocol.fleet._work import work_of
 from outlast.core.protocol.fleet.change import begin
 from outlast.core.protocol.fleet.roster import Peer, Status
@@ -20,6 +21,8 @@ def plan_next(c: FleetState) -> None:
     """The view is formed and nothing is under way: let somebody in or out, or have a joiner served."""
     view = c.view
     assert view is not None
+    if view.held:
+        wait_on(c, view)
     leaving = [name for name in view.members if c.roster.peers[name].leaving] if c.leaving else []
     vacant = c.settings.num_replicas - len(view.members) + len(leaving)
     switch = bool(leaving) or (vacant > 0 and c.roster.count("ready") > 0) or _relieves(c, view)
@@ -45,11 +48,12 @@ def _switch(c: FleetState, view: View, vacant: int) -> bool:
     if not staying:  # somebody has to hand the state on: the last one goes with the next change
         staying = [view.members[0]]
     members = c.roster.by_host((*staying, *ready[: max(0, vacant)]))
-    others, work = relieved(c, members), work_of(c, members)
-    if members == view.members and others == view.relieved and work == view.work:
+    others, work, waits = relieved(c, members), work_of(c, members), held(c, members)
+    if members == view.members and others == view.relieved and work == view.work and waits == view.held:
         return False
     attached = tuple(name for name in ready if name not in members)
-    planned = View(id=c.next_id(), members=members, attached=attached, relieved=others, work=work)
+    planned = View(id=c.next_id(), members=members, attached=attached, relieved=others, work=work, held=waits)
+    noted(c, planned)
     c.set_views(view, planned)
     c.persist()
     c.journal(
@@ -80,8 +84,11 @@ def _stays_on(c: FleetState, view: View) -> list[str]:
 
 
 def _relieves(c: FleetState, view: View) -> bool:
-    """Whether others should reduce nothing than do, or compute less. Who reduces in an earlier coordinator's view stays
-    as it is: that one may have known. Shares wait for joiners, whose streams end with the view."""
+    """Whether others should reduce nothing than do, or compute less, or nobody should wait any longer. Who reduces in
+    an earlier coordinator's view stays as it is: that one may have known. Shares wait for joiners, whose streams end
+    with the view."""
+    if view.held and not held(c, view.members):
+        return True
     if view.id.epoch == c.epoch and relieved(c, view.members) != view.relieved:
         return True
     if not c.leaf_s or c.roster.count("joining"):

@@ -21,10 +21,10 @@ def recover(c: FleetState, record: m.FleetRecord) -> None:
         return
     c.facts = dict(record.facts)
     c.roster.incarnations = dict(record.incarnations)
-    c.ever_formed = record.formed
+    c.ever_formed, c.shortage.stopping, c.saved = record.formed, record.stopping, record.saved
     c.roster.offences, c.roster.fleeting = dict(record.offences), dict(record.fleeting)
     for name, agent in record.placement.items():
-        c.roster.add(name, agent, "spawning")
+        c.roster.add(name, agent, "spawning").address = record.addresses.get(name, "")
     recall(c, record)
     c.view, c.planned = record.view, record.planned
     acting = dict.fromkeys(
@@ -85,5 +85,6 @@ def end_again(c: FleetState, record: m.FleetRecord) -> None:
     c.ended, c.over, c.farewell = None, True, record.outcome if well else record.detail or record.outcome
     outcome: Any = record.outcome
     c.tell(sorted(record.placement), m.Close(epoch=c.epoch, reason=c.farewell))
-    c.tell(sorted(set(record.placement.values())), m.Stop(epoch=c.epoch, reason=record.outcome))
+    stop = m.Stop(epoch=c.epoch, reason=record.outcome, exit_code=record.exit_code)
+    c.tell(sorted(set(record.placement.values())), stop)
     c.end(m.Finish(outcome=outcome, exit_code=record.exit_code, steps=record.steps, detail=record.detail))

@@ -9,12 +9,14 @@ from __future__ import annotations
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.state import FleetState
+from outlast.core.protocol.slices import bucket_name, lane_and_bucket
 
-__all__ = ["accused", "admitted"]
+__all__ = ["accused", "admitted", "tell_in_vain"]
 
 
 def admitted(c: FleetState, now_s: float, told: m.Admitted) -> None:
     """For the record: whether the view's members compute, wait or stop, and how many liars it survives."""
+    c.reports.held_back = told.view if told.action == "wait" else None
     c.journal(
         "rows_admitted",
         view=[told.view.epoch, told.view.n],
@@ -28,13 +30,23 @@ def admitted(c: FleetState, now_s: float, told: m.Admitted) -> None:
     )
 
 
+def tell_in_vain(c: FleetState) -> None:
+    """Say it once where the view's members wait for more and none can come: the restarts are used up."""
+    if c.view is None or c.reports.held_back != c.view.id or c.roster.may_grow(c.view.members):
+        return
+    c.reports.held_back = None
+    told = f"view {c.view.id} waits for more replicas, and none may be started any more ({c.roster.restarts} restarts)"
+    remedy = "outlast scale --replicas starts another one; outlast stop ends the run"
+    c.journal("notice", level="warning", text=f"{told}: {remedy}")
+
+
 def accused(c: FleetState, now_s: float, told: m.Accused) -> None:
     """One member's finding. The step is held anyway: every member leaves the view."""
     if not c.roster.is_alive(told.member):
         return
     votes = c.roster.accusations.setdefault((told.view, told.step), {})
     votes[told.member] = told.culprit
-    why = f"its slice of bucket {told.bucket} in step {told.step} is not what the rows give"
+    why = f"its slice of bucket {bucket_name(told.bucket)} in step {told.step} is not what the rows give"
     if told.culprit != told.reducer:
         why = f"it accused {told.reducer} falsely in step {told.step}"
     said = sorted(name for name, culprit in votes.items() if culprit == told.culprit)
@@ -58,11 +70,13 @@ _REMEDIES = {
 
 def _write(c: FleetState, told: m.Accused, said: list[str], decision: str) -> None:
     culprit = c.roster.peers.get(told.culprit)
+    rank, bucket = lane_and_bucket(told.bucket)
     c.journal(
         "reducer_accused",
         replica=told.culprit,
         step=told.step,
-        bucket=told.bucket,
+        bucket=bucket,
+        rank=rank,
         reducer=told.reducer,
         accuser=told.accuser,
         votes=said,

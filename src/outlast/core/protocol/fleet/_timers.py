@@ -28,6 +28,8 @@ def timer(c: FleetState, now_s: float, over: m.Timer) -> None:
         _agents.lingering(c, view)
     elif kind == "outlook":
         _alarms.weigh(c, now_s, view)
+    elif kind == "vacancy":
+        pass  # whether to wait on is asked anew after every event (`_planned`)
     elif kind == "start":
         _beginning.overdue(c)
     elif kind == "gather":

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._bad_links import relieved, well_linked_first
 from outlast.core.protocol.fleet._beginning import begin_again, forget_view
+from outlast.core.protocol.fleet._vacancies import held
 from outlast.core.protocol.fleet._work import work_of
 from outlast.core.protocol.fleet.state import Change, FleetState
 from outlast.core.protocol.fleet.views import install
@@ -110,6 +111,7 @@ def _unheard(c: FleetState, name: str) -> bool:
 def _without_survivors(c: FleetState, change: Change) -> None:
     ready = [name for name in c.roster.having("ready") if not c.roster.peers[name].leaving]
     if ready:  # a spare is a replica that owned nothing; it goes on from its own last step, to the same bits
+        c.reports.fleet_lost(c.known_steps(change.old), behind=1)  # more, where it was stopped: these are lost
         install(c, successor(c, change, ready[: c.settings.num_replicas]), change.cause)
     elif c.unheard:
         return  # after a restart: a spare may still say that it is ready
@@ -154,4 +156,14 @@ def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
         attached=attached,
         relieved=relieved(c, members),
         work=work_of(c, members),
+        held=held(c, members),
+        saved=0 if _brings_state(c, change, staying) else c.saved,
     )
+
+
+def _brings_state(c: FleetState, change: Change, staying: Sequence[str]) -> bool:
+    """Whether one of them has formed the newest view that anybody is known to have formed. Who has not came as a spare,
+    and may be behind; and of a checkpoint that its view was told of it may not have read anything yet."""
+    peers = c.roster.peers
+    newest = max((peer.view for peer in peers.values() if peer.view is not None), default=None)
+    return any(peers[name].view == newest is not None for name in staying if name not in change.stale)

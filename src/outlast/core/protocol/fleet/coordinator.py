@@ -5,7 +5,8 @@ carried out in order; a `Persist` must be durable before anything after it (prot
 after every event it does the one thing that is next. `rules` lists the events, and which rule each is for. Rules lie
 beside this file and work on the data in `state`: `_members` and `_agents` (what they say), `change` (a view is over),
 `_planned` (somebody in or out, a joiner to be served), `_silence` (who is asked to go), `_hosts` (who is not heard of),
-`_restart` (a new epoch), `_returning` (a lost connection), `_asked` (what people want), `_spares` (how many wait).
+`_restart` (a new epoch), `_returning` (a lost connection), `_asked` (what people want), `_spares` (how many wait),
+`_vacancies` (what is done where some are missing).
 
     no view ── enough fresh members ──► view formed ──(death, Left, eviction)──► change: everyone is told to leave
                                           ▲   │ planned switch / serve a joiner         │ all alive acknowledged
@@ -43,6 +44,7 @@ from outlast.core.protocol.fleet import (
     _step_verdicts,
     _telling,
     _timers,
+    _vacancies,
     _work,
     recalled_alarms,
 )
@@ -76,10 +78,11 @@ class Coordinator(FleetState):
         om.DrainAsked: _asked.drain, om.EvictAsked: _asked.evict, om.ScaleAsked: _asked.scale,
         hm.HostHere: _hosts.host_here, hm.HostSilent: _hosts.host_silent, hm.LinksJudged: _bad_links.judged,
         hm.SpeedsMeasured: _work.measured,
-        m.Departing: _members.departing,
+        m.Departing: _members.departing, m.SparesWorth: _spares.worth,
         m.Judged: _step_verdicts.judged, m.Leaving: _members.leaving, m.Left: _members.left, m.Ready: _members.ready,
         m.Rejoin: _members.rejoin, m.Resumed: _notes.resumed, m.Rows: _silence.rows,
-        m.SparesWorth: _spares.worth,
+        m.ReplacementsBelieved: _vacancies.believed, m.SaveAwaited: _vacancies.save_awaited,
+        m.SavePublished: _notes.save_published,
         m.SpawnFailed: _agents.spawn_failed, m.Spawned: _agents.spawned, m.Stalled: _silence.stalled, m.Stop: _stop,
         m.Superseded: _superseded, m.Timer: _timers.timer, m.Unjoined: _notes.unjoined, m.Whole: _telling.tell_whole,
     }  # fmt: skip
@@ -96,6 +99,7 @@ class Coordinator(FleetState):
 
     def handle(self, now_s: float, event: m.Event) -> list[m.Action]:
         """React to one event at monotonic time `now_s`; returns the actions, in order."""
+        self.now_s = now_s
         if self.over:
             return self._after_the_end(event)
         if self.ended is not None:
@@ -129,7 +133,9 @@ class Coordinator(FleetState):
             _ending.begin(self, steps)
         elif self.planned is None and not self.unformed:
             self.reports.recoveries(self.latest())
+            _vacancies.stop_if_too_few(self)
             _planned.plan_next(self)
+            _robust_rules.tell_in_vain(self)
 
     def _spawn(self) -> None:
         started = list(self.roster.vacancies())

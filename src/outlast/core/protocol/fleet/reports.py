@@ -38,11 +38,13 @@ class ReportedFault:
 @dataclass(slots=True)
 class Loss:
     """Nobody held the state any more: since when, as noticed first; the last known step, until a view has formed
-    again; and the steps that are known to be lost already."""
+    again; and the steps that are known to be lost already. `behind`: so many that whoever goes on has not is no loss:
+    a step that only the dead had committed is made again, as where a member of several dies."""
 
     since_s: float
     step: int | None
     lost_steps: int = 0
+    behind: int = 0
 
     def again(self, step: int) -> None:
         """Lost once more. Before a view has formed, the first loss knows better what there was."""
@@ -51,7 +53,8 @@ class Loss:
     def formed(self, step: int) -> None:
         """A view goes on from this step."""
         if self.step is not None:
-            self.lost_steps, self.step = self.lost_steps + max(0, self.step - step), None
+            lost, self.step = self.step - step, None
+            self.lost_steps += lost if lost > self.behind else 0
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class Reports:
     audits: dict[AuditKey, ViewId] = field(default_factory=dict)  # findings that are written down, and who saw them
     _noticed: dict[str, tuple[str, float]] = field(default_factory=dict)
     mended: list[tuple[float, dict[str, object]]] = field(default_factory=list)  # (when the view had formed, record)
+    held_back: ViewId | None = None  # the view whose members wait for more, until it is told that none can come
     _loss: Loss | None = None
     _worked: ViewId | None = None  # the newest view that was seen to work: what came later did not interrupt it
     _commits: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -88,11 +92,16 @@ class Reports:
                 ReportedFault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail, of_view, step)
             )
 
-    def fleet_lost(self, step: int) -> None:
+    @property
+    def steps(self) -> int:
+        """So many had been committed by those of the view that have failed, as far as is known."""
+        return max((fault.step or 0 for fault in self.faults if fault.of_view), default=0)
+
+    def fleet_lost(self, step: int, behind: int = 0) -> None:
         """Nobody holds the state any more: steps beyond the checkpoint that is loaded are lost."""
         times = [fault.noticed_at_s for fault in self.faults if fault.of_view and fault.noticed_at_s]
         if self._loss is None:
-            self._loss = Loss(min(times, default=0.0), step)
+            self._loss = Loss(min(times, default=0.0), step, behind=behind)
         self._loss.again(step)
 
     def view_formed(self, formed: m.Formed) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from outlast.core.policy import AlarmKind, RestartPolicy
+from outlast.core.policy import AlarmKind, RestartPolicy, VacancyPolicy
 from outlast.core.protocol.types import ServeId, ViewId
 
 __all__ = [
@@ -48,7 +48,8 @@ class Settings:
     outside_s: float = 1800.0
     max_restarts: int = 16
     backoff_s: float = 1.0
-    respawn: bool = True
+    vacancies: VacancyPolicy = field(default_factory=lambda: VacancyPolicy(kind="shrink", patience_s=600.0))
+    min_replicas: int = 1
     on_alarm: Literal["act", "tell"] = "act"
     by_speed: bool = True  # whether work may follow speed: not with replicas of several ranks yet
     retired: frozenset[str] = frozenset()  # agents that the diary has put out of service, as `noted_as` has them
@@ -172,17 +173,21 @@ class Roster:
     @property
     def deserted(self) -> bool:
         """Whether no process lives and none is to be started any more, though there were some."""
-        looked = not self._look or not self.settings.respawn
-        usable = (
-            self.agents - self.drained_agents if self.settings.respawn else self.agents
-        )  # drained ones may be again
-        return looked and bool(usable and self.incarnations) and self._hosts_told and not self._live
+        usable = self.agents - self.drained_agents  # drained ones may be again
+        return not self._look and bool(usable and self.incarnations) and self._hosts_told and not self._live
 
     @property
     def _hosts_told(self) -> bool:
         """Whether as many hosts are here as the run begins with; once it has begun, those that are lost count too."""
         agents = self.agents | self.lost_agents if self.incarnations else self.agents
         return len({host_named_in(agent) for agent in agents}) >= self.settings.num_agents
+
+    def may_grow(self, members: Collection[str]) -> bool:
+        """Whether others than these live, or may yet be started without anybody asking for more restarts."""
+        wanted = (f"r{index}" for index in range(self.settings.num_replicas + self.settings.num_spares))
+        vacant = [slot for slot in wanted if slot not in self._live and self.offences.get(slot, 0) < QUARANTINED_AT]
+        decided = (self._restarts.decide(deaths=0, restarts=self.restarts, again=self.is_charged(s)) for s in vacant)
+        return not set(self._live.values()) <= set(members) or any(found.start for found in decided)
 
     def want(self, num_replicas: int, num_spares: int) -> None:
         """So many replicas train from now on, and so many are kept caught up beside them."""
@@ -304,7 +309,7 @@ class Roster:
 
     def vacancies(self) -> Iterator[tuple[str, str, float]]:
         """(member to start, agent, delay) for each slot without a live process, within the budget of restarts."""
-        if not self._look or not self.settings.respawn or not self.agents or not self._hosts_told:
+        if not self._look or not self.agents or not self._hosts_told:
             return
         self._look = False
         load = self.load()

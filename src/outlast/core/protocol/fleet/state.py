@@ -7,11 +7,11 @@ order in which these are to be carried out. Nothing here imports a rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outlast.core.policy import Prognosis
+from outlast.core.policy import Prognosis, Replacements
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._failures import Failures
 from outlast.core.protocol.fleet.reports import Reports
@@ -19,7 +19,7 @@ from outlast.core.protocol.fleet.roster import Roster, Settings
 from outlast.core.protocol.operator_messages import Answered
 from outlast.core.protocol.types import View, ViewId
 
-__all__ = ["Change", "FleetState", "HostSilence", "Start"]
+__all__ = ["Change", "FleetState", "HostSilence", "Shortage", "Start"]
 
 
 @dataclass(slots=True)
@@ -49,6 +49,19 @@ class Change:
 
 
 @dataclass(slots=True)
+class Shortage:
+    """What is known and decided about missing replicas. `replacements`: what the run's record says of them; `since_s`:
+    since when training waits for some, NaN: it does not; `stopping`: why the run saves and stops, where they are too
+    few; `told`: whether this coordinator has said so; `saving`: a stop that was asked for waits for its save."""
+
+    replacements: Replacements = field(default_factory=Replacements)
+    since_s: float = math.nan
+    stopping: str = ""
+    told: bool = False
+    saving: bool = False
+
+
+@dataclass(slots=True)
 class HostSilence:
     """Nothing is heard of a host since `since_s`; that was found at `noticed_s`."""
 
@@ -63,7 +76,7 @@ class FleetState:
     hand has led to so far."""
 
     def __init__(self, settings: Settings, epoch: int) -> None:
-        self.settings, self.epoch = settings, epoch
+        self.settings, self.epoch, self.now_s = settings, epoch, 0.0  # now: of the event at hand
         self.roster = Roster(settings)
         self.view: View | None = None
         self.planned: View | None = None  # told, and perhaps in effect already
@@ -72,7 +85,7 @@ class FleetState:
         self.start = Start()
         self.orders = 0  # given in this view
         self._number = 0  # of the newest view that was ever made
-        self.num_serves = 0
+        self.num_serves, self.saved = 0, 0  # saved: steps in the newest checkpoint that this run has published
         self.facts: dict[str, str] = {}
         self.over = False
         self.farewell = ""  # what members are told of the end; who is superseded says nothing
@@ -109,6 +122,7 @@ class FleetState:
         self.stragglers: dict[str, float] = {}  # members that were named as slow, and when
         self.outages: list[float] = []  # seconds that each death has cost so far
         self.failed_s: dict[str, float] = {}  # agent -> when a replica of it died last
+        self.shortage = Shortage()
         self.saved_s = -math.inf  # when an alarm had a save asked for
         self._out: list[m.Action] = []
 
@@ -128,10 +142,26 @@ class FleetState:
         newest = self.planned or self.view
         return newest.id if newest else ViewId(self.epoch, 0)
 
+    def known_steps(self, members: Iterable[str]) -> int:
+        """So many steps these are known to have committed. Whose end an earlier coordinator told has no past here."""
+        return max((self.reports.steps, *(self.roster.peers[m].committed for m in members if m in self.roster.peers)))
+
     @property
     def num_microbatches(self) -> int:
-        """Of every step; 0 while nobody has said."""
+        """Microbatches of every step; 0 while nobody has said."""
         return int(self.facts.get("microbatches", "0"))
+
+    @property
+    def awaited(self) -> set[str]:
+        """Members for whose word the others are held up: their view is over, of this coordinator or one before it."""
+        if self.change is not None:
+            return self.change.waiting
+        return self.awaiting if self.disturbed else set()
+
+    @property
+    def callable_at(self) -> dict[str, str]:
+        """Living members, and where each is called."""
+        return {peer.name: peer.address for peer in self.roster.peers.values() if peer.alive and peer.address}
 
     def next_id(self) -> ViewId:
         """Never used before in this epoch, even if the view that had it is forgotten."""
@@ -195,6 +225,7 @@ class FleetState:
             planned=self.planned,
             incarnations=dict(self.roster.incarnations),
             placement=placement,
+            addresses=self.callable_at,
             facts=self.facts,
             formed=self.ever_formed,
             offences=dict(self.roster.offences),
@@ -204,7 +235,9 @@ class FleetState:
             drained=tuple(sorted(self.roster.drained)),
             leaving=tuple(sorted(name for name in self.roster.asked_out if self.roster.is_alive(name))),
             unpaid=tuple(sorted(self.roster.unpaid)),
+            stopping=self.shortage.stopping,
             spares=self.settings.num_spares if self.settings.auto_spares else -1,
+            saved=self.saved,
             **ended,
         )
         if not any(isinstance(action, m.Persist) and action.record == record for action in self._out):
@@ -234,7 +267,7 @@ class FleetState:
         self.persist(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail)
         everyone = [p.name for p in self.roster.peers.values() if p.alive]
         self.tell(everyone, m.Close(epoch=self.epoch, reason=self.farewell))
-        self.tell(sorted(self.roster.agents), m.Stop(epoch=self.epoch, reason=outcome))
+        self.tell(sorted(self.roster.agents), m.Stop(epoch=self.epoch, reason=outcome, exit_code=exit_code))
         self.end(m.Finish(outcome=outcome, exit_code=exit_code, steps=steps, detail=detail))
 
     def end(self, finish: m.Finish) -> None:

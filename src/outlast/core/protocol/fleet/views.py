@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outlast.core.protocol.fleet._telling import tell_view
+from outlast.core.protocol.fleet._vacancies import noted
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.types import View
 
@@ -15,6 +16,7 @@ def install(c: FleetState, view: View, cause: str) -> None:
     base = c.planned if c.planned_entered else c.view
     for name in view.members:
         c.roster.mark(name, "member")
+    noted(c, view)
     c.change, c.orders = None, 0
     c.set_views(view, None)
     c.reports.formed.clear()
@@ -36,5 +38,6 @@ def install(c: FleetState, view: View, cause: str) -> None:
 
 
 def formation_s(c: FleetState, view: View) -> float:
-    """How long a view may take to form: a first one loads what a checkpoint holds."""
-    return c.settings.start_s if view.start and c.facts.get("checkpoints") else c.settings.formation_s
+    """How long a view may take to form: a first one loads what a checkpoint holds, and so may one of spares."""
+    loads = view.start or view.saved
+    return c.settings.start_s if loads and c.facts.get("checkpoints") else c.settings.formation_s

@@ -71,6 +71,10 @@ class SaveVotes:
         self._reasons = {n: text for n, text in self._reasons.items() if n > self.acted}
         return reason
 
+    def tried(self, view: ViewId, step: int) -> bool:
+        """Whether a save of this very step was tried in this view: what the loop leaves needs none then."""
+        return self.taken == (view, step)
+
     def stops(self, view: ViewId, step: int) -> bool:
         """Whether the save just taken is the last of a run that is asked to stop. The same on every member."""
         return self._stop_at == (view, step) == self.taken

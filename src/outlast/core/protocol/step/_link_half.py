@@ -27,6 +27,7 @@ class LinkHalf:
     ) -> None:
         self.me, self.num_microbatches, self.num_rows, self.until = me, num_microbatches, num_rows, until
         self.state: Literal["fresh", "joining", "ready", "member"] = "fresh"
+        self.unbegun = False  # told of a first view, and has not begun with what the run begins with
         self.epoch = 0
         self.committed = committed
         self.stable = 0  # steps that every member of some view committed (11)
@@ -47,7 +48,7 @@ class LinkHalf:
         self.switched = False  # into this view by an order: all its members have committed the same steps
         self.contacts: dict[str, str] = {}
         self.hosts: dict[str, str] = {}  # member -> the agent that it runs under
-        self.held_back = False  # a robust rule must not be used in this view: stay in it, compute nothing
+        self.held_back = False  # the view is held, or a robust rule must not be used in it: compute nothing there
         self.store = ""
         self.lease_until_s = math.inf
         self.heard = 0  # orders of this view known without a gap
@@ -97,6 +98,7 @@ class LinkHalf:
             return []
         if not view.start and self.state not in ("ready", "member"):
             return [m.Rejoin(member=self.me, view=view.id)]  # there is no state here to act with
+        self.unbegun |= view.start  # until it has: the first view may be over before it was entered
         self._enter(view, switched=False)
         self.contacts, self.store = dict(message.addresses), message.store
         self.hosts.update(message.hosts)
@@ -110,7 +112,7 @@ class LinkHalf:
 
     def _start_again(self, state: Literal["fresh", "joining"], donors: tuple[str, ...], serve: ServeId) -> None:
         """Whatever is here counts for nothing; a snapshot replaces it (18)."""
-        self.state, self.serve, self.serve_id = state, donors, serve
+        self.state, self.serve, self.serve_id, self.unbegun = state, donors, serve, False
         self.view, self.formed, self.plan = None, False, None
         self.held.clear()
         self._voided = self.decided
@@ -119,7 +121,7 @@ class LinkHalf:
     def _enter(self, view: View, *, switched: bool) -> None:
         self.view, self.formed, self.plan, self.switched = view, False, None, switched
         self.state = "member"
-        self.done = self.held_back = False
+        self.done, self.held_back = False, view.held
         self._orders.clear()
         self._carried_out = self.heard = 0
 

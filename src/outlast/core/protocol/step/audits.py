@@ -29,6 +29,7 @@ from outlast.core.protocol.disputes import (
     draw,
     draw_key,
     findings_of,
+    leaf_name,
     leaves_in,
     to_ask,
     void,
@@ -48,6 +49,7 @@ class Audits:
 
     def __init__(self, me: str) -> None:
         self.me, self.share, self.seed, self.host, self.device = me, 0.0, 0, "", ""
+        self.ranks = 1  # of a replica
         self.hosts: dict[str, str] = {}
         self.devices: dict[str, str] = {}
         self.num_audited = 0  # microbatches of committed steps that were computed twice
@@ -181,7 +183,8 @@ class Audits:
             rows = findings_of(plan.step, leaf, case) if not asked else ()
             if self.can_rewind and any(row.kind == "undecided" for row in rows):
                 rows = tuple(msgspec.structs.replace(row, kind="rewound") for row in rows)
-                self.undecided = f"{rows[0].culprit} differ in microbatch {leaf} of step {plan.step}, and no majority"
+                name = leaf_name(leaf, self.ranks)
+                self.undecided = f"{rows[0].culprit} differ in {name} of step {plan.step}, and no majority"
             elif asked or void((leaf, leaf + 1), owners[leaf], cases):
                 again.append(leaf)
             findings += rows
@@ -193,7 +196,8 @@ class Audits:
         accused = accused_of(findings, view.members)
         if again or accused or unlike:
             self.num_held += 1
-            raise ViewAbandoned(_cause(plan.step, again, cases, accused, unlike))
+            named = {leaf_name(leaf, self.ranks): cases[leaf] for leaf in again}
+            raise ViewAbandoned(_cause(plan.step, named, accused, unlike))
 
     def hold(self, findings: Iterable[AuditFinding]) -> None:
         """Something else than a microbatch was wrong, and the step is held; these are to be reported."""
@@ -214,7 +218,9 @@ class Audits:
         """What was found since the last call, for the coordinator."""
         pending, self._pending = self._pending, []
         found = tuple(
-            msgspec.structs.replace(f, host=self.hosts.get(f.culprit, ""), device=self.devices.get(f.culprit, ""))
+            msgspec.structs.replace(
+                f, host=self.hosts.get(f.culprit, ""), device=self.devices.get(f.culprit, ""), ranks=self.ranks
+            )
             for f in pending
         )
         return [m.Audited(member=self.me, view=view.id, findings=found)] if found else []
@@ -275,13 +281,11 @@ def _memory(step: int, name: str, headers: Sequence[Header]) -> AuditFinding:
     return AuditFinding(step=step, leaf=-1, culprit=name, kind="memory", agreeing=saw, asked=len(headers) - 1)
 
 
-def _cause(
-    step: int, again: Sequence[int], cases: Mapping[int, Sequence[Claim]], accused: Sequence[str], unlike: Sequence[str]
-) -> str:
+def _cause(step: int, again: Mapping[str, Sequence[Claim]], accused: Sequence[str], unlike: Sequence[str]) -> str:
     parts = []
-    for leaf in again[:_NAMES]:
-        names = ", ".join(sorted({claim.member for claim in cases[leaf]}))
-        parts.append(f"microbatch {leaf} of step {step} differs between {names}")
+    for what, case in list(again.items())[:_NAMES]:
+        names = ", ".join(sorted({claim.member for claim in case}))
+        parts.append(f"{what} of step {step} {'differ' if ' to ' in what else 'differs'} between {names}")
     if len(again) > _NAMES:
         parts.append(f"{len(again) - _NAMES} microbatches more")
     parts += [f"{name} is at fault" for name in accused]

@@ -54,13 +54,13 @@ class JoinerPort(Protocol):
         """From now on this attempt counts: forget what is of another one."""
 
     def snapshot(self) -> Literal["incomplete", "unfit", "whole"]:
-        """Of the shares that have arrived: whether they tile a state; "unfit" where they are of different steps."""
+        """Whether the shares that have arrived tile a state; "unfit" where they are of different steps."""
 
     def load(self) -> int:
         """Become the state that the shares tile; returns the steps committed in it."""
 
     def outcome(self, step: int) -> Literal["incomplete", "whole", "last"]:
-        """Of one step: whether all of it is here, and whether its senders said that it is their view's last."""
+        """Whether all of a step's outcome is here, and whether its senders said that it is their view's last."""
 
     def replay(self, step: int, *, late: bool) -> None:
         """Apply an outcome. `late`: keep it, and apply it when `live` says so."""
@@ -110,7 +110,8 @@ class CatchingUp:
             self.port.say(answers)
 
     def replay(self, late: bool = False) -> bool:
-        """Replay outcomes in order, without a gap; False: there is no state yet. `late`: the view's last is kept."""
+        """Replay outcomes in order, without a gap; False: there is no state yet. `late`: the newest is kept, where it
+        is a view's last; one of an older view, which was the last too, is applied."""
         if not self.port.loaded and not self._load():
             return False
         committed = self.member.committed
@@ -120,8 +121,6 @@ class CatchingUp:
             with self._lock:
                 self.member.replayed(step + 1, keeps_output=not self.late)
             self._replayed += 1
-            if self.late:
-                return True
         if self.member.committed > committed:
             self.port.ready()
         return True
@@ -190,6 +189,10 @@ class CatchingUp:
         self.port.over()
         if self.member.over(view.id):
             raise ViewAbandoned("the view ended while the joiner caught up")
+
+    def read_elsewhere(self) -> None:
+        """Another state was read, which is newer than what was kept: `replayed` has been told."""
+        self.late = False
 
     def live(self) -> None:
         """The outcome that was kept is applied."""

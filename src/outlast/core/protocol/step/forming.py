@@ -12,17 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from outlast.core.protocol.step.effects import Act, AskAll, Course, Seat, TellFleet
 from outlast.core.protocol.step.todo import HandOver
-from outlast.core.protocol.step.verdict import (
-    Act,
-    AskAll,
-    Course,
-    Seat,
-    StepEvidence,
-    StepGuards,
-    TellFleet,
-    same_states,
-)
+from outlast.core.protocol.step.verdict import StepEvidence, StepGuards, same_states
 from outlast.core.protocol.types import Order, RollEntry, View
 
 __all__ = ["RollFacts", "form", "hand_over", "take_orders"]
@@ -43,8 +35,11 @@ def form(seat: Seat, guards: StepGuards, found: StepEvidence, facts: Callable[[]
     """From the old view to the plan of the new one; False: a member must go, which the coordinator has been told."""
     yield Act(what="part")  # the old view's connections end, and joiners hear that nothing of it follows
     yield Act(what="drain")  # what donors have sent before this view
-    if found.view.start:
+    if seat.member.unbegun:
         yield Act(what="begin")  # with the newest checkpoint, if there is one
+        seat.member.unbegun = False
+    elif seat.member.committed < found.view.saved:
+        yield Act(what="read newer")  # the newest checkpoint, if it can be read and is newer indeed
     yield Act(what="connect")
     entries = yield from _roll_called(seat, guards, found, facts())
     with seat.lock:

@@ -53,7 +53,7 @@ class Member(LinkHalf):
         if now_s > self.lease_until_s:
             return Wait(why="lease")
         if self.held_back:
-            return Wait(why="rows")
+            return Wait(why="held back")
         return self._next_of_step(view)
 
     def _next_of_step(self, view: View) -> Todo:

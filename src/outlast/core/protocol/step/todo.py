@@ -15,7 +15,7 @@ __all__ = ["Compute", "Exchange", "Follow", "Form", "HandOver", "Leave", "Todo",
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to do until the coordinator says more. `why` is for progress reports."""
 
-    why: Literal["no view", "left", "lease", "done", "departed", "rows"]
+    why: Literal["no view", "left", "lease", "done", "departed", "held back"]
 
 
 class HandOver(msgspec.Struct, frozen=True, kw_only=True):

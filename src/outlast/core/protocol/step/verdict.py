@@ -1,19 +1,14 @@
 """From a step's headers to its verdict: every check, in its order, as courses that sockets and virtual time both run.
 
-A course is a generator. It yields what is to be said (`AskAll` to every member of the view, `TellFleet` to the
-coordinator) or done (`Act`), is sent what all members said, returns what follows, and raises what ends the view, the
-replica or the run. So the order of the checks, and what follows from words, exist once: `runtime/view/courses.py`
-carries courses out over sockets, `prove/adversary/_rounds.py` in virtual time. Where a view ends while others are
-waited for, ViewAbandoned is thrown into the course, which may have something left to tell.
+`effects.py` says what a course is; `deciding.py` is the course of the whole step, of which these are the second half.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,61 +17,18 @@ from outlast.core.policy.step_decisions import agree, decide, unreproduced
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.disputes import Said
 from outlast.core.protocol.row_plans import RowsNote
-from outlast.core.protocol.slices import Slice, Words, accused_slices, settled
-from outlast.core.protocol.step.member import Member
-from outlast.core.protocol.step.todo import HandOver
+from outlast.core.protocol.slices import Slice, Words, accused_slices, bucket_name, settled
+from outlast.core.protocol.step.effects import Act, AskAll, ChannelName, Course, Seat, TellFleet
 from outlast.core.protocol.types import Header, RollEntry, View
 from outlast.errors import Evicted, GuardStop, OutlastError, StateDiverged, ViewAbandoned
 
 __all__ = [
-    "Act", "AskAll", "ChannelName", "Course", "RowEvidence", "Seat", "StateDifference", "StepEvidence", "StepGuards",
-    "TellFleet", "against_whom", "confer", "examined", "first_difference", "same_states",
+    "PartRows", "RowEvidence", "StateDifference", "StepEvidence", "StepGuards", "against_whom", "checked", "confer",
+    "examined", "first_difference", "same_states",
 ]  # fmt: skip
 
-T = TypeVar("T")
-ChannelName = Literal["roll", "orders", "parts", "slices", "vote", "closer look"]
 PartRows = tuple[tuple[str, int], ...]
 """Name and fingerprint of each tensor of a part of the state."""
-
-
-class AskAll(msgspec.Struct, frozen=True):
-    """Say these words to all members, each on its channel, and go on with everybody's, by channel and member; all are
-    said before any is waited for. `roll`: while no step is computed; `turn`: of several such rounds between two
-    steps."""
-
-    step: int
-    words: dict[ChannelName, Any]
-    roll: bool = False
-    turn: int = 0
-
-
-class TellFleet(msgspec.Struct, frozen=True):
-    """Tell the coordinator."""
-
-    messages: tuple[Any, ...]
-
-
-class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """Do this here, however long it takes. `forming.py` says what each is."""
-
-    what: Literal["part", "drain", "begin", "connect", "keep", "give", "take", "rest"]
-    entries: tuple[RollEntry, ...] = ()
-    handing: HandOver | None = None
-
-
-Course = Generator[AskAll | TellFleet | Act, Any, T]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seat:
-    """A member, as its checks know it. `lock`: held while `member` is asked or told."""
-
-    me: str
-    host: str
-    device: str
-    member: Member
-    lock: AbstractContextManager[Any]
-    now_s: Callable[[], float]
 
 
 class StepGuards(Protocol):
@@ -122,20 +74,28 @@ class StateDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvidence:
-    """What a member brings to the checks of a step, beside the headers. `entries`: the view's roll, in its first step;
-    `parts`: fingerprints of my state by tensor; `said`: what all have committed to, None without audits; `diverged`:
-    the error that states which differ end in."""
+    """What a member brings to a roll call, and to the checks of a step beside the headers. `entries`: the view's roll,
+    in its first step; `parts`: fingerprints of my state by tensor; `said`: what all have committed to, None without
+    audits; `diverged`: the error that states which differ end in; `culprits`: what I found when I looked closer."""
 
     view: View
-    entries: Sequence[RollEntry] | None
     parts: Callable[[], Sequence[tuple[str, int]]]
-    said: Said | None
-    look_again: Callable[[Sequence[Slice]], Words]
-    rows: RowEvidence | None
     diverged: Callable[[View, StateDifference], OutlastError]
+    entries: Sequence[RollEntry] | None = None
+    said: Said | None = None
+    look_again: Callable[[Sequence[Slice]], Words] = lambda _: {}
+    rows: RowEvidence | None = None
+    culprits: Callable[[], Sequence[Culprit]] = tuple
 
 
 # --- the order -------------------------------------------------------------------------------------------------------
+def checked(seat: Seat, guards: StepGuards, headers: Sequence[Header], found: StepEvidence) -> Course[Ruling | None]:
+    """Everything between complete headers and the decision. Raises what `examined` and `confer` do."""
+    yield from examined(seat, guards, headers, found)
+    yield Act(what="look closer", headers=tuple(headers))
+    return (yield from confer(seat, guards, headers, found.culprits()))
+
+
 def examined(seat: Seat, guards: StepGuards, headers: Sequence[Header], found: StepEvidence) -> Course[None]:
     """What headers show without anything being computed again: states, audits, reduced slices, rows. Raises
     ViewAbandoned, on every member alike, where the step must be done again, and what `diverged` and rows do."""
@@ -246,7 +206,7 @@ def _slices(seat: Seat, headers: Sequence[Header], look_again: Callable[[Sequenc
     findings = [found for key in accused for found in settled(step, key, headers, said)]
     with seat.lock:
         seat.member.audits.hold(findings)
-    what = ", ".join(f"bucket {bucket} by {reducer}" for bucket, reducer in accused)
+    what = ", ".join(f"bucket {bucket_name(bucket)} by {reducer}" for bucket, reducer in accused)
     names = ", ".join(dict.fromkeys(found.culprit for found in findings))
     raise ViewAbandoned(f"audit: what was reduced in step {step} is not what the sums give ({what}): {names}")
 
@@ -282,7 +242,7 @@ def _rows(seat: Seat, view: View, headers: Sequence[Header], rows: RowEvidence) 
     yield TellFleet((told,))
     against = sum(vote == reducer for vote in votes.values())
     raise ViewAbandoned(
-        f"{accuser} found the slice of bucket {bucket} that {reducer} reduced to be false; "
+        f"{accuser} found the slice of bucket {bucket_name(bucket)} that {reducer} reduced to be false; "
         f"{against} of {len(votes)} members say so too"
     )
 

@@ -10,6 +10,7 @@ const ASKED = { save: "Save now", stop: "Save and stop", evict: "Evict", drain: 
 let typedKey = ""; // what a person typed; kept nowhere else
 const PARTS = ["load", "compute", "exchange", "wait"];
 const MOST_HOSTS = 200; // rows; who is lost comes first
+const OVER = ["finished", "failed", "stopped", "lost"];
 const USES = ["productive", "degraded", "checkpoint", "recovery", "lost", "stalled", "idle", "unexplained"];
 
 function el(tag, attributes = {}, ...children) {
@@ -46,11 +47,15 @@ class Run {
     this.follow();
   }
 
-  card(title, wide, ...content) {
-    const card = el("section", { class: wide ? "card wide" : "card", "aria-label": title }, el("h2", {}, title), ...content);
-    this.root.append(card);
+  card(where, title, ...content) {
+    const card = el("section", { class: "card", "aria-label": title }, el("h2", {}, title), ...content);
+    this.place(card);
+    where.append(card);
     return card;
   }
+
+  // Two runs side by side share rows, so that like stands beside like, whatever is hidden in one of them.
+  place(card) { card.style.setProperty("--row", (this.rows = (this.rows ?? 0) + 1)); }
 
   canvas(label, height) {
     const node = el("canvas", { role: "img", "aria-label": label, tabindex: 0 });
@@ -77,9 +82,17 @@ class Run {
   }
 
   build() {
-    this.top = el("section", { class: "card wide", "aria-label": "state" });
-    this.root.append(this.top);
-    this.strip = this.canvas("When things happened, by kind", 96);
+    this.top = el("section", { class: "card", "aria-label": "state" });
+    const [wide, left, right] = ["wide", "column", "column"].map((name) => el("div", { class: name }));
+    this.root.append(wide, left, right);
+    this.place(this.top);
+    wide.append(this.top);
+    if (Object.keys(ASKS).length) {
+      this.answer = el("p", { class: "soft", role: "status" });
+      this.card(wide, "Ask the run", el("div", { class: "chips" }, ...Object.entries(ASKS).map(([wish, about]) =>
+        el("button", { type: "button", onclick: () => this.ask(wish, about) }, (ASKED[wish] || wish).toLowerCase()))), this.answer);
+    }
+    this.strip = this.canvas("When things happened, by kind", 114);
     this.strip.addEventListener("click", (event) => {
       const box = this.strip.getBoundingClientRect();
       go({ t: (((event.clientX - box.left) / box.width) * this.parts.marks.end_s).toFixed(1) });
@@ -93,51 +106,47 @@ class Run {
     this.older = el("button", { type: "button", onclick: () => this.page(-100) }, "older");
     this.newer = el("button", { type: "button", onclick: () => this.page(100) }, "newer");
     this.shown = el("span", { class: "soft" });
-    this.card("What happened", true, this.strip, this.chips,
+    this.card(wide, "What happened", this.strip, this.chips,
       el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "timeline" }, el("table", { class: "rows" }, head, this.body)),
       el("div", { class: "chips" }, this.older, this.newer, this.shown));
+    this.advice = el("ul");
+    this.card(left, "What to do next", this.advice);
     this.people = this.canvas("Members by agent and state", 60);
     this.legend = el("p", { class: "soft" });
     this.pointed = el("p", { class: "soft", role: "status" }, "Point at a member, or use the arrow keys, to see who it is.");
-    this.card("Members", false, el("div", { class: "scroll" }, this.people), this.legend, this.pointed);
+    this.card(left, "Members", el("div", { class: "scroll" }, this.people), this.legend, this.pointed);
     this.hosts = el("tbody");
     this.hostsNote = el("p", { class: "soft" });
-    this.hostsCard = this.card("Hosts", false, this.table("hosts", ["host", "agent", "address", "members", ""], this.hosts), this.hostsNote);
+    this.hostsCard = this.card(left, "Hosts", this.table("hosts", ["host", "agent", "address", "members", ""], this.hosts), this.hostsNote);
     this.bar = el("div", { class: "bar", role: "img" });
     this.uses = el("tbody");
-    this.card("Where the time went", false, this.bar, el("table", {}, this.uses));
+    this.card(left, "Where the time went", this.bar, el("table", {}, this.uses));
+    this.clocks = el("tbody");
+    this.card(left, "Clocks", this.table("clocks", ["clock", "seen", "mean time between", "95 % interval"], this.clocks));
+    this.ladder = el("tbody");
+    this.ladderNote = el("p", { class: "soft" });
+    this.ladderTable = this.table("checkpoints", ["step", "age", "durable after", "held up", "size", ""], this.ladder);
+    this.card(left, "Checkpoints", this.ladderNote, this.ladderTable);
+    this.suspects = el("ul");
+    this.card(left, "Audits and suspects", this.suspects);
+    this.devices = el("ul");
+    this.alarms = el("p");
+    this.card(left, "Alarms and devices", this.alarms, this.devices);
+    this.loss = this.canvas("Loss over steps", 180);
+    this.lossNote = el("p", { class: "soft" });
+    this.card(right, "Loss", this.loss, this.lossNote);
+    this.rate = this.canvas("Steps a second over time, and what the time was used for", 180);
+    this.rateNote = el("p", { class: "soft" });
+    this.card(right, "Steps a second, and use of time", this.rate, this.rateNote);
     this.parting = this.canvas("A step's time by member: load, compute, exchange, wait", 60);
     this.partRows = el("tbody");
     this.partNotes = el("ul");
     this.partLegend = el("p", { class: "soft" }, ...PARTS.flatMap((part) => [key(`--${part}`), `${part}   `]));
-    this.card("A step, by member", false, this.parting, this.partLegend,
-      this.table("a step by member", ["member", "steps", ...PARTS, "waits most for"], this.partRows), this.partNotes);
-    this.loss = this.canvas("Loss over steps", 180);
-    this.lossNote = el("p", { class: "soft" });
-    this.card("Loss", false, this.loss, this.lossNote);
-    this.rate = this.canvas("Steps a second over time, and what the time was used for", 180);
-    this.rateNote = el("p", { class: "soft" });
-    this.card("Steps a second, and use of time", false, this.rate, this.rateNote);
-    this.clocks = el("tbody");
-    this.card("Clocks", false, this.table("clocks", ["clock", "seen", "mean time between", "95 % interval"], this.clocks));
+    this.card(right, "A step, by member", this.parting, this.partLegend,
+      this.table("a step by member", ["member", "steps", "share", ...PARTS, "waits most for"], this.partRows), this.partNotes);
     this.plan = el("div");
-    this.planCard = this.card("Beside the plan", false, this.plan);
+    this.planCard = this.card(right, "Beside the plan", this.plan);
     this.planCard.hidden = true;
-    this.ladder = el("tbody");
-    this.ladderNote = el("p", { class: "soft" });
-    this.card("Checkpoints", false, this.ladderNote, this.table("checkpoints", ["step", "age", "durable after", "held up", "size", ""], this.ladder));
-    this.suspects = el("ul");
-    this.card("Audits and suspects", false, this.suspects);
-    this.devices = el("ul");
-    this.alarms = el("p");
-    this.card("Alarms and devices", false, this.alarms, this.devices);
-    this.advice = el("ul");
-    this.card("What to do next", false, this.advice);
-    if (Object.keys(ASKS).length) {
-      this.answer = el("p", { class: "soft", role: "status" });
-      this.card("Ask the run", false, el("div", { class: "chips" }, ...Object.entries(ASKS).map(([wish, about]) =>
-        el("button", { type: "button", onclick: () => this.ask(wish, about) }, (ASKED[wish] || wish).toLowerCase()))), this.answer);
-    }
     // Pictures depend on the width alone; the height changes with every list, and drawing ten thousand members takes time.
     this.observer = new ResizeObserver(([{ contentRect: { width } }]) => {
       if (width !== this.width) this.draw();
@@ -160,8 +169,13 @@ class Run {
         if (part === "marks") this.list(this.paged ? this.first : undefined);
       });
     }
-    this.stream.onopen = () => link("live");
+    this.stream.onopen = () => this.linked();
     this.stream.onerror = () => link("no answer; the last picture is shown. outlast serve shows it again");
+  }
+
+  linked() {
+    const over = (run) => OVER.includes(run.parts.head?.status.state);
+    link(open.length && open.every(over) ? (open.length > 1 ? "these runs are over" : "this run is over") : "live");
   }
 
   rest() { this.stream?.close(); this.stream = null; }
@@ -240,12 +254,13 @@ class Run {
       ...(head.ranks > 1 ? [["ranks a replica", count(head.ranks)]] : []),
     ];
     this.top.replaceChildren(...[
-      el("h1", {}, `${s.run_id || this.name} `, el("span", { class: `state ${s.state}` }, s.state)),
+      el("h1", {}, `${this.name} `, s.run_id ? el("span", { class: "soft" }, `${s.run_id} `) : "", el("span", { class: `state ${s.state}` }, s.state)),
       el("p", {}, story ? story.headline : s.detail),
       head.share_read < 1 ? el("p", { class: "banner", role: "status" }, `Reading the journal, ${percent(head.share_read)}: curves and accounts are not whole yet.`) : null,
       el("dl", { class: "figures" }, ...figures.map(([name, value]) => el("div", { "data-figure": name }, el("dt", {}, name), el("dd", {}, value)))),
       el("p", { class: "soft" }, head.command.join(" ")),
     ].filter(Boolean));
+    if (this.stream?.readyState === EventSource.OPEN) this.linked();
     document.title = `${s.state} · ${s.step ?? "–"} · outlast`;
   }
 
@@ -309,9 +324,10 @@ class Run {
   }
 
   drawLadder(story, head) {
-    const over = ["finished", "failed", "stopped", "lost"].includes(head?.status.state);
+    const over = OVER.includes(head?.status.state);
     const now = (over ? head?.status.updated_at_s : head?.now_s) ?? 0;
     this.ladderNote.textContent = story.generations.length ? (story.certified === null ? "No audits: nothing is certified." : `Newest certified state: step ${count(story.certified)}.`) : "No checkpoint was published.";
+    this.ladderTable.hidden = !story.generations.length;
     this.ladder.replaceChildren(...story.generations.map((g) => el("tr", {},
       el("td", { class: "n" }, count(g.step)), el("td", { class: "n" }, seconds(Math.max(0, now - g.at_s))), el("td", { class: "n" }, seconds(g.durable_s)),
       el("td", { class: "n" }, seconds(g.blocked_s)), el("td", { class: "n" }, bytes(g.written_bytes)),
@@ -331,13 +347,13 @@ class Run {
     this.plan.replaceChildren(el("p", { class: "soft" }, `As of +${clock(since_s)}.`), ...tables.flatMap(({ title, columns, rows, note }) => [
       el("p", {}, title),
       this.table(title, columns, el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell) => el("td", {}, cell)))))),
-      el("p", { class: "soft" }, note)]));
+      el("p", { class: "soft" }, ...(note ?? "").split("`").map((text, index) => (index % 2 ? el("code", {}, text) : text)))]));
   }
 
   drawAnatomy({ members, said }) {
     anatomy(this.parting, members, PARTS);
     this.partRows.replaceChildren(...members.map((member) => el("tr", {},
-      el("td", {}, member.replica), el("td", { class: "n" }, count(member.steps)),
+      el("td", {}, member.replica), el("td", { class: "n" }, count(member.steps)), el("td", { class: "n" }, String(member.microbatches)),
       ...PARTS.map((part) => el("td", { class: "n" }, seconds(member[`${part}_s`]))), el("td", {}, member.waits_for))));
     const told = members.length ? said : ["No member has told anything yet."];
     this.partNotes.replaceChildren(...told.map((text) => el("li", members.length ? {} : { class: "soft" }, text)));
@@ -368,6 +384,7 @@ function show() {
   const nav = document.querySelector("#which");
   const links = names.map((name) => el("a", { href: `#${new URLSearchParams({ runs: name })}`, "aria-current": wanted.length === 1 && wanted[0] === name ? "page" : null }, name));
   if (names.length > 1) links.push(el("a", { href: `#${new URLSearchParams({ runs: names.slice(0, 2).join(",") })}` }, "side by side"));
+  if (wanted.length > 1) links.at(-1).setAttribute("aria-current", "page");
   nav.replaceChildren(...links);
 }
 

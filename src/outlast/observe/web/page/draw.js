@@ -63,7 +63,8 @@ export function stack(canvas, { width_s, steps, uses, seconds: used }) {
     uses.forEach((use, number) => {
       const part = sum > 0 ? (used[number][index] / sum) * share : 0;
       pen.fillStyle = colour(`--${use}`);
-      pen.fillRect(left + index * column, at, Math.ceil(column), part);
+      const from = Math.floor(left + index * column); // whole pixels: what overlaps would stripe the picture
+      pen.fillRect(from, at, Math.floor(left + (index + 1) * column) - from, part);
       at += part;
     });
   });
@@ -86,11 +87,14 @@ export function stack(canvas, { width_s, steps, uses, seconds: used }) {
 const LANES = ["failure", "verdict", "view", "member", "checkpoint", "run"];
 
 export function marks(canvas, { end_s, bins, marks: found }, at) {
-  const height = canvas.clientHeight || 96;
+  const height = canvas.clientHeight || 114;
   const { pen, width, colour } = begin(canvas, height);
-  const left = 76, inner = width - left - 4, lane = height / LANES.length;
+  const left = 76, under = 18, inner = width - left - 4, lane = (height - under) / LANES.length;
   pen.fillStyle = colour("--soft");
   LANES.forEach((name, index) => pen.fillText(name, 0, index * lane + lane * 0.72));
+  pen.fillText("start", left, height - 3);
+  const last = `+${seconds(end_s)}`;
+  pen.fillText(last, width - pen.measureText(last).width - 2, height - 3);
   for (const [column, category, number, level] of found) {
     pen.fillStyle = colour(["--j", "--u", "--x"][level]);
     const size = Math.min(lane - 3, 5 + 2 * Math.log2(number));
@@ -99,8 +103,14 @@ export function marks(canvas, { end_s, bins, marks: found }, at) {
   }
   if (Number.isFinite(at) && at > 0 && end_s > 0) {
     pen.fillStyle = colour("--ink");
-    pen.fillRect(left + (Math.min(at, end_s) / end_s) * inner, 0, 1.5, height);
+    pen.fillRect(left + (Math.min(at, end_s) / end_s) * inner, 0, 1.5, height - under);
   }
+}
+
+// Black or white, whichever stands out from this colour, "#rrggbb" (WCAG 2.2's contrast).
+function over(ground) {
+  const [r, g, b] = [1, 3, 5].map((at) => parseInt(ground.slice(at, at + 2), 16) / 255).map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
 }
 
 export function grid(canvas, hosts) {
@@ -127,7 +137,7 @@ export function grid(canvas, hosts) {
     pen.fillStyle = colour(`--${cell.member[1]}`);
     pen.fillRect(cell.x, cell.y, size, size);
     if (size >= 22) {
-      pen.fillStyle = "#fff";
+      pen.fillStyle = over(colour(`--${cell.member[1]}`));
       pen.fillText(cell.member[0].split(".")[0], cell.x + 2, cell.y + size / 2 + 4, size - 4);
     }
   }

@@ -1,0 +1,69 @@
+"""What signals say to the launcher, from their handlers to where it acts on them.
+
+A handler only remembers, and wakes who waits. Whether the run stops, and how, is the launcher's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Notices"]
+
+_NAMES: dict[int, str] = {signal.SIGINT: "interrupt", signal.SIGHUP: "hangup"}
+
+
+@dataclass(slots=True)
+class Notices:
+    """Why the run is to stop, if it is, and with which code; and whether a save was asked for. `deaf`: nobody's notice
+    to stop means anything here."""
+
+    deaf: bool = False
+    stopping: str = ""
+    code: int = 130
+    _interrupts: int = 0
+    _save: bool = False
+
+    @property
+    def insisted(self) -> bool:
+        """Whether Ctrl-C came again."""
+        return self._interrupts >= 2
+
+    def stop(self, reason: str, code: int) -> None:
+        """The run cannot go on, whoever asked or did not."""
+        self.stopping, self.code = reason, code
+
+    def hear(self, number: int, _: Any = None) -> None:
+        """A signal's handler."""
+        if number == signal.SIGUSR1:
+            self._save = True
+        elif not self.deaf:
+            self._interrupts += number == signal.SIGINT or not self.stopping  # engines repeat theirs; they have SIGKILL
+            self.stop(_NAMES.get(number, "terminated"), 128 + number)  # not 0: it must not be taken for done
+
+    def wants_save(self) -> bool:
+        """Whether a save was asked for since the last call."""
+        wanted, self._save = self._save, False
+        return wanted
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[int]:
+        """Hear this process's signals meanwhile; gives a descriptor that each of them makes readable."""
+        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        old_fd = signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it, and then so do we
+            numbers.append(signal.SIGHUP)
+        old = {number: signal.signal(number, self.hear) for number in numbers}
+        try:
+            yield wake_r
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_fd)
+            os.close(wake_r)
+            os.close(wake_w)
