@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.conftest import PATIENCE_S
 from tests.runtime.test_hosts import Hosts
 
 from outlast.config import RunConfig
@@ -42,12 +44,14 @@ class Struck(Hosts):
             self.clocks = {host: StruckClock(base / f"clock{host}") for host in range(1, net.num)}
         super().__init__(net, base, fleet, 1, replicas=3, agents=0 if apart else 1, **shape)
         self.others = tuple(range(1, net.num))
+        self.replaced: list[subprocess.Popen[bytes]] = []
 
     def agent(self, host: int, to: str = "", **environ: str) -> Any:
         return super().agent(host, to, **environ, **(self.clocks[host].environ if self.clocks else {}))
 
     def anew(self, host: int) -> None:
         """Its agent is started once more."""
+        self.replaced.append(self.agents[host])
         self.agents[host] = self.agent(host)
 
     def living(self) -> set[str]:
@@ -285,5 +289,8 @@ def test_hosts_fail_in_a_row(number: int, struck: Callable[..., Struck], record_
         what = f"fault {index} of fleet {number} of seed {SEED}"
         record_property("host fault", [kind.__name__, *_strike(on, kind, first, draw, what)])
     on.run.open_gates()
+    on.end()
+    for agent in (*on.agents.values(), *on.replaced):  # of two of one name the first may have come back by itself
+        agent.wait(PATIENCE_S)
     on.run.assert_unchanged()
     assert len(on.run.results()) == 3

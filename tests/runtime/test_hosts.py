@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.conftest import PATIENCE_S
 
 from outlast.core import events as ev
 from outlast.prove.host_namespaces import HostNetwork, unavailable
@@ -68,7 +69,12 @@ class Hosts:
 
     def ended(self, host: int) -> int:
         """The exit code of the agent there."""
-        return self.agents[host].wait(30.0)
+        return self.agents[host].wait(PATIENCE_S)
+
+    def end(self, *others: int) -> None:
+        """The run ends well, and then the agents of these other hosts do: only now have all their scripts ended too."""
+        assert self.run.finish() == 0, self.run.logs()
+        assert [self.ended(host) for host in others] == [0] * len(others)
 
 
 @pytest.fixture
@@ -129,9 +135,9 @@ def test_a_cable_is_pulled_and_put_back_and_an_agent_is_killed(hosts: Callable[.
     run.until("its host was given up", lambda: other in {name for lost in on.lost() for name in lost.replicas})
     on.agents[2] = on.agent(2)
     _comes_back(on, 2, other, 80)
+    on.end(1, 2)
     run.assert_unchanged()
     assert len(run.results()) == 3
-    assert [on.ended(host) for host in (1, 2)] == [0, 0]
 
 
 def test_a_host_loses_its_power(hosts: Callable[..., Hosts]) -> None:
@@ -146,12 +152,12 @@ def test_a_host_loses_its_power(hosts: Callable[..., Hosts]) -> None:
     on.net.power_off(2)
     run.gate(9, "it was off", lambda: True)
     run.until("the host was given up", lambda: bool(on.lost()))
+    on.end(1)
     run.assert_unchanged()
     assert set(run.results()).isdisjoint(dead)
     [lost] = on.lost()
     assert set(lost.replicas) == dead
     assert "while others wait" in lost.cause
-    assert on.ended(1) == 0
 
 
 def test_replicas_of_two_ranks_on_three_hosts(hosts: Callable[..., Hosts]) -> None:
@@ -167,12 +173,11 @@ def test_replicas_of_two_ranks_on_three_hosts(hosts: Callable[..., Hosts]) -> No
     on.net.power_off(2)
     run.gate(9, "it was off", lambda: True)
     run.until("the host was given up", lambda: bool(on.lost()))
-    assert run.finish() == 0, run.logs()
+    on.end(1)
     results = run.results()
     assert len(results) == 4, run.logs()
     assert {name.partition("-")[0] for name in results}.isdisjoint(dead)
     assert all(found == alone for found in results.values()), run.logs()
-    assert on.ended(1) == 0
 
 
 def test_a_host_loses_its_power_before_anything_is_known_of_its_pace(hosts: Callable[..., Hosts]) -> None:
@@ -187,9 +192,9 @@ def test_a_host_loses_its_power_before_anything_is_known_of_its_pace(hosts: Call
     lost = on.lost()[0]
     assert lost.agent in {e.agent for e in on.agents_started() if e.host == "h2"}
     assert "while others wait" in lost.cause
+    on.end(1)
     run.assert_unchanged()
     assert set(run.results()).isdisjoint(dead)
-    assert on.ended(1) == 0
 
 
 def test_a_path_breaks_between_two_hosts_and_a_machine_hangs(hosts: Callable[..., Hosts]) -> None:
@@ -211,6 +216,7 @@ def test_a_path_breaks_between_two_hosts_and_a_machine_hangs(hosts: Callable[...
     run.until("the host was given up", lambda: bool(on.lost()))
     on.net.signal_all(2, signal.SIGCONT)
     _comes_back(on, 2, hung, 80)
+    on.end(1, 2)
     run.assert_unchanged()
     assert len(run.results()) == 3
 
@@ -232,6 +238,7 @@ def test_a_host_is_asked_to_go_and_strangers_are_not_heard(hosts: Callable[..., 
     run.gate(40, "it had caught up", lambda: run.caught_up("r1.2"))
     run.gate(50, "it had taken its place", lambda: _whole(run, *gone))
     assert on.ended(1) == 143
+    on.end(2)
     run.assert_unchanged()
     assert [e.cause for e in run.exits() if e.replica in gone] == ["left"]
     assert any(isinstance(e, ev.Refused) and e.stranger for e in run.driven.events)
@@ -261,6 +268,7 @@ def test_what_somebody_on_the_path_does_to_frames_is_refused_and_named(hosts: Ca
     with (on.base / "on_the_path.log").open("wb") as log:
         between = on.net.start(1, words, None, log)
     on.run.gate(6, "four connections were struck", lambda: len(_lines(struck)) == 4)
+    on.end(1, 2)
     on.run.assert_unchanged()
     assert sorted(_lines(struck)) == ["changed", "lengthened", "reordered", "repeated"]
     refused = [e for e in on.run.driven.events if isinstance(e, ev.Refused) and e.reason == FORGED]
@@ -268,7 +276,6 @@ def test_what_somebody_on_the_path_does_to_frames_is_refused_and_named(hosts: Ca
     assert refused[-1].peer.startswith(("h1:", "r"))
     assert not any(e.stranger for e in refused)
     assert between.poll() is None
-    assert [on.ended(host) for host in (1, 2)] == [0, 0]
 
 
 def _lines(path: Path) -> list[str]:
