@@ -182,6 +182,22 @@ def test_who_was_pushed_out_between_its_call_and_its_knock_calls_again(
         idle.close()
 
 
+def test_a_call_whose_socket_was_reset_under_it_is_made_again(sides: list[Side]) -> None:
+    """Just when TLS takes it over, which closes it then."""
+    near, far = socket.socketpair()
+    mesh, fd = sides[1].mesh(1), near.fileno()
+
+    def connected() -> None:
+        near.close()
+        raise ConnectionResetError
+
+    mesh._calls[fd] = typing.cast(Call, SimpleNamespace(sock=near, peer="r0.1", connecting=True, connected=connected))
+    mesh._poll.register(fd)
+    with far:
+        mesh._answered(fd)
+    assert (mesh._calls, mesh._to_call) == ({}, ["r0.1"])
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
 def test_a_want_at_this_end_is_no_death_at_the_other(
     sides: list[Side], monkeypatch: pytest.MonkeyPatch, number: int

@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.runtime.certificates import Authority
 
 from outlast.runtime.joining._feeds import Share, _send
 from outlast.runtime.transport import tls_socket
+from outlast.runtime.transport.calls import Call, passes
+from outlast.runtime.transport.handshake import PeerClaim
 from outlast.runtime.transport.tls_socket import TlsSocket
 
 Ends = tuple[TlsSocket, TlsSocket]
@@ -142,6 +145,26 @@ def test_one_that_another_thread_has_closed_is_a_connection_that_ended(ends: End
     sock.close()
     with pytest.raises(ConnectionError):
         sock._patiently(wants)
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_door_that_lets_go_before_the_greeting_is_a_crowd_and_nobody_s_death(
+    authority: Authority, resets: bool
+) -> None:
+    """It was full when the connection had just been made."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        place = "x elsewhere {} {}".format(*listening.getsockname())
+        call = Call(place, b"s" * 16, "r0.1", PeerClaim("mesh", "r1.1", (1, 2)), authority.tls())
+        far = listening.accept()[0]
+    if resets:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    far.close()
+    assert select.select([call.sock], [], [], 20)[0]
+    call.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # it is reset when that has been asked for
+    with pytest.raises(OSError) as ended:
+        call.connected()
+    call.sock.close()
+    assert passes(ended.value)
 
 
 def test_where_no_thread_is_to_be_had_connections_are_made_with_what_was_read(

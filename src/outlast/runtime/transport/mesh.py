@@ -143,22 +143,22 @@ class Mesh:
                 self._calls[call.sock.fileno()] = call
                 self._poll.register(call.sock.fileno(), call.events)
 
-    def _connected(self, call: Call) -> None:
+    def _connected(self, fd: int, call: Call) -> None:
         """The network has answered a call: there is a listener, or none."""
         try:
             call.connected()
         except OSError as error:
             if not passes(error):
                 raise PeersLost((call.peer,)) from error
-            self._hung_up(call.sock, call.peer)
+            self._hung_up(fd, call.sock, call.peer)
             return
-        self._poll.modify(call.sock.fileno(), call.events)
+        self._poll.modify(fd, call.events)
 
     def _answered(self, fd: int) -> None:
         """A listener that I called said something, or let go of me: its door was too crowded, or it has died."""
         call = self._calls[fd]
         if call.connecting:
-            self._connected(call)
+            self._connected(fd, call)
             return
         try:
             if not call.proved():
@@ -169,16 +169,17 @@ class Mesh:
                 self.listener.mesh.refuse(counted(error), call.peer)
             raise PeersLost((call.peer,)) from error
         except OSError:
-            self._hung_up(call.sock, call.peer)
+            self._hung_up(fd, call.sock, call.peer)
             return
         del self._calls[fd]
         self._poll.unregister(fd)
         self._meet(Connection(call.sock, call.peer, _decoder, called=True, keys=call.keys))
 
-    def _hung_up(self, sock: socket.socket, name: str) -> None:
-        """Try again: the peer's door lives or refuses, and that tells."""
-        self._poll.unregister(sock.fileno())
-        self._calls.pop(sock.fileno(), None)
+    def _hung_up(self, fd: int, sock: socket.socket, name: str) -> None:
+        """Try again: the peer's door lives or refuses, and that tells. `fd`: the number that `sock` had, for TLS may
+        have closed it."""
+        self._poll.unregister(fd)
+        self._calls.pop(fd, None)
         sock.close()
         self._to_call.append(name)
 
@@ -324,7 +325,7 @@ class Mesh:
             self.listener.mesh.refuse(FORGED, conn.peer)
         if conn.ended and not conn.introduced and conn.called and conn.peer not in self.left:
             del self._by_fd[fd], self.conns[conn.peer]
-            self._hung_up(conn.sock, conn.peer)
+            self._hung_up(fd, conn.sock, conn.peer)
         elif conn.ended:
             self._poll.unregister(fd)
         else:

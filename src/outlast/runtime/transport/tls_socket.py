@@ -108,6 +108,11 @@ def meant(error: ssl.SSLError) -> TlsTrouble:
     )
 
 
+def _ended() -> ConnectionResetError:
+    """As a plain connection's end is: who calls tries again."""
+    return ConnectionResetError(errno.ECONNRESET, "the connection ended")
+
+
 def _awaited(blocked: BlockingIOError) -> int:
     """What a call that would wait waits for: its own, and not what another thread's on the same connection does."""
     return select.POLLOUT if isinstance(blocked.__cause__, ssl.SSLWantWriteError) else select.POLLIN
@@ -216,14 +221,18 @@ class TlsSocket(ssl.SSLSocket):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as waits:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from waits
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError) as error:
-            raise ConnectionError(errno.ECONNRESET, "the connection ended") from error
+            raise _ended() from error
         except ssl.SSLError as error:
             raise meant(error) from error
+        except OSError as error:
+            if error.errno == errno.ENOTCONN:  # it was reset before TLS had it
+                raise _ended() from error
+            raise
 
     def _wait(self, until_s: float, events: int) -> None:
         poll, left_s, fd = select.poll(), until_s - time.monotonic(), self.fileno()
         if fd < 0:  # another thread has closed it meanwhile
-            raise ConnectionError(errno.ECONNRESET, "the connection ended")
+            raise _ended()
         poll.register(fd, events)
         if left_s <= 0 or not poll.poll(None if left_s == math.inf else 1000.0 * left_s):
             raise TimeoutError("timed out")
