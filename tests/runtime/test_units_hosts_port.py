@@ -23,6 +23,7 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import Briefing, HostHere, Turned
 from outlast.runtime.coordinator._hosts import CUT_OFF, last_heard_of, of_another_run
 from outlast.runtime.coordinator.server import Server
+from outlast.runtime.host._host_lease import HostLease
 from outlast.runtime.host.agent import Agent
 from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.host.silence import excused
@@ -202,6 +203,16 @@ def test_an_agent_that_was_stopped_asks_before_it_ends_its_replicas() -> None:
     assert excused(100.0, 0.2, 101.0, 60.0) == 100.0
     assert excused(100.0, 500.0, 600.0, 60.0) == 542.0  # two seconds are left of the lease, and no whole one
     assert excused(599.0, 500.0, 600.0, 60.0) == 599.0
+
+
+def test_an_answer_from_before_an_agent_was_stopped_takes_nothing_of_its_time_to_ask() -> None:
+    """It lay there unread, and is read after the look that has excused the pause."""
+    lease = HostLease(resolve(cli={"lease_s": 60.0}, environ={}).config, 100.0)
+    assert lease.alone_s(600.0) == 58.0
+    lease.answered(100.0)
+    assert lease.alone_s(600.2) == pytest.approx(58.2)
+    lease.answered(600.1)
+    assert lease.alone_s(600.3) == pytest.approx(0.2)
 
 
 # --- the launcher's side --------------------------------------------------------------------------------------------

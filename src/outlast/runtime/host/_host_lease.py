@@ -17,8 +17,8 @@ class HostLease:
         self._answered_s = self._looked_s = now_s
 
     def answered(self, sent_s: float) -> None:
-        """The coordinator has answered what was sent then."""
-        self._answered_s = sent_s
+        """The coordinator has answered what was sent then, which may have lain here unread through a pause."""
+        self._answered_s = max(self._answered_s, sent_s)
 
     def tried(self, for_s: float) -> None:
         """A call took so long, in vain or not: that was no pause."""
