@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,6 +16,12 @@ from outlast.runtime.checks.state_comparison import Comparison
 from outlast.runtime.training.frozen import Frozen, raw
 from outlast.runtime.training.state import State, digest_of, empty_like_encoded
 from outlast.runtime.training.warm_memory import Warm
+
+
+class Best(NamedTuple):
+    step: int
+    loss: float
+    note: str | None
 
 
 class Extra:
@@ -128,6 +134,13 @@ def test_what_cannot_be_stored_without_pickle_is_named() -> None:
     parts.extra.value["model"] = nn.Linear(1, 1)
     with pytest.raises(ConfigError, match="extra/extra/model is a Linear"):
         parts.state.encoded()
+
+
+def test_a_tuple_with_names_is_stored_as_a_tuple() -> None:
+    parts = Parts(1)
+    before = parts.state.fingerprint()
+    parts.extra.value["best"] = Best(*parts.extra.value["best"])
+    assert parts.state.fingerprint() == before
 
 
 def test_an_optimizer_without_parameters_to_train_is_refused() -> None:

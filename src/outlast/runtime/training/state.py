@@ -204,7 +204,8 @@ def _each(values: Any, do: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(values, Mapping):
         return {key: _each(value, do) for key, value in values.items()}
     if isinstance(values, list | tuple):
-        return type(values)([_each(value, do) for value in values])
+        made = [_each(value, do) for value in values]
+        return tuple(made) if isinstance(values, tuple) else made  # of one with names, too
     return do(values) if isinstance(values, Tensor) and is_shard(values) else values
 
 
