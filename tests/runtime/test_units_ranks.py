@@ -51,7 +51,7 @@ from outlast.runtime.transport import save_messages as wire
 from outlast.runtime.transport.connections import PeersLost
 from outlast.runtime.transport.endpoints import lane_address, lanes_address
 from outlast.runtime.transport.rank_channel import call_lead, meet_ranks
-from outlast.runtime.transport.rank_check_words import LookAgain
+from outlast.runtime.transport.rank_check_words import LeafPrinted, LookAgain
 from outlast.tensors import BLOCK, Layout, grid_of
 
 SECRET = b"s" * 16
@@ -173,6 +173,15 @@ def test_a_wait_for_lanes_that_takes_too_long_is_told_again_and_again() -> None:
 
     assert lead.gather(say.LaneTaken, wait) == [say.LaneTaken(0)]
     assert told == [2.0, 4.0, 6.0]
+
+
+def test_a_rank_that_has_left_its_loop_is_not_waited_for_to_print_what_it_computed() -> None:
+    pipe = Pipe(1, say.LaneTaken(0), LeafPrinted(7))
+    pipe.left = True
+    lead = siblings(pipe)
+    assert lead.printed() == [7], "it said so before it left"
+    with pytest.raises(StepMisuse, match="rank 1 of the replica ended its loop while the lead trains on"):
+        lead.printed()
 
 
 def test_a_rank_s_word_that_its_lane_waits_reaches_who_forwards_it() -> None:

@@ -95,16 +95,19 @@ class Siblings:
         self.tell(say.ComputeLeaf(step, leaf, ahead, printing))
 
     def printed(self) -> list[int]:
-        """The others' fingerprints of the leaf that all have just computed: each says it before anything else."""
+        """The others' fingerprints of the leaf that all have just computed: each says it before anything else. Raises
+        StepMisuse if one has left its loop."""
         return [self._next(pipe, LeafPrinted).print for pipe in self.pipes]
 
     def _next(self, pipe: RankPipe, kind: type[T]) -> T:
         """The next word of this kind; what was said before it is old."""
         while True:
-            word = pipe.take()
+            left, word = pipe.left, pipe.take()  # in this order: it may leave right after that word
             if isinstance(word, kind):
                 return word
             if word is None:
+                if left:
+                    raise _left_alone(pipe)
                 self.rest()
 
     def expect(self, word: say.ExpectLeaves) -> None:
@@ -181,10 +184,7 @@ class Siblings:
             if isinstance(word, kind) and getattr(word, "number", self._number) == self._number:
                 answers[pipe.place] = word
         if pipe.left and pipe.place not in answers:
-            raise StepMisuse(
-                f"rank {pipe.place} of the replica ended its loop while the lead trains on",
-                remedy="decide on `break` by what is equal on all ranks, such as step.loss",
-            )
+            raise _left_alone(pipe)
 
     def meet(self, facts: dict[str, str]) -> None:
         """All ranks have reached `protect`. Raises StepMisuse if they were not given the same there."""
@@ -222,3 +222,10 @@ class Siblings:
             return []
         self.ask(say.AskFingerprint)
         return [told.value for told in self.gather(say.FingerprintSaid, lambda: mesh.rest(LOOK_S))]
+
+
+def _left_alone(pipe: RankPipe) -> StepMisuse:
+    return StepMisuse(
+        f"rank {pipe.place} of the replica ended its loop while the lead trains on",
+        remedy="decide on `break` by what is equal on all ranks, such as step.loss",
+    )
