@@ -92,7 +92,7 @@ class Tls:
         files = self._files
         for name in (files.cert, files.key, files.ca):
             _check_readable(name)
-        if _read_by_others(os.stat(files.key), os.geteuid()):
+        if _read_by_others(os.stat(files.key)):
             raise ConfigError(f"the key in {files.key} can be read by others", remedy=f"chmod 600 {files.key}")
         mark = _mark(files)
         return _Contexts(_context(files, calling=True), _context(files, calling=False), mark)
@@ -113,9 +113,10 @@ def _wrapped(context: ssl.SSLContext, sock: socket.socket, name: str | None) -> 
     return made
 
 
-def _read_by_others(key: os.stat_result, user: int) -> bool:
-    """A group may read root's: a key that is mounted in a container reaches another user in no other way."""
-    lent = stat.S_IRGRP if key.st_uid == 0 and user != 0 else 0
+def _read_by_others(key: os.stat_result) -> bool:
+    """A group may read root's: a key that is mounted in a container reaches another user in no other way, and with a
+    group for such users (`fsGroup`) it lies there so for root, too."""
+    lent = stat.S_IRGRP if key.st_uid == 0 else 0
     return bool(key.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~lent)
 
 
