@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -312,3 +313,22 @@ def test_who_is_asked_before_its_process_is_there_ends(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(subprocess, "Popen", slowly)
     assert actor.run(["run"], "00", str(tmp_path / "log")) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("how", [Lost, KeyboardInterrupt])
+def test_hosts_end_also_where_their_own_end_cannot_be_waited_for(how: type[BaseException]) -> None:
+    ray = PlayedRay(["n0", "n1"], behave=lambda _: None)
+    hosts, _ = placed(ray)
+    ray.events[2.0] = ray.end("n0", 0)
+    assert hosts.run() == 0
+    ended = list[str]()
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise how
+
+    ray.wait = fails  # type: ignore[method-assign]
+    ray.kill = lambda actor: ended.append(actor.node)  # type: ignore[method-assign]
+    ray.util.remove_placement_group = lambda _: ended.append("the group")
+    with contextlib.suppress(KeyboardInterrupt):
+        hosts.end()
+    assert ended == ["n1", "the group"]

@@ -161,9 +161,10 @@ class _Placed:
             done, _ = self._ray.wait(asked, timeout=_LOOK_S)
             for host in [host for host in self._hosts if host.awaits in done]:
                 self._hear(host)
-            self._begin_agents()
-            self._give_up_pending()
-            self._grow()
+            if self._over is None:
+                self._begin_agents()
+                self._give_up_pending()
+                self._grow()
         return self._over
 
     def ask(self) -> None:
@@ -174,14 +175,17 @@ class _Placed:
 
     def end(self) -> None:
         """What does not end by itself ends with its actor."""
-        last = [host.awaits for host in self._hosts if host.begun]
-        with contextlib.suppress(self._ray.exceptions.RayError):
-            if last:
-                self._ray.wait(last, num_returns=len(last), timeout=_END_S)
+        last, of_ray = [host.awaits for host in self._hosts if host.begun], self._ray.exceptions.RayError
+        try:
+            with contextlib.suppress(of_ray):
+                if last:
+                    self._ray.wait(last, num_returns=len(last), timeout=_END_S)
+        finally:
             for host in self._hosts:
                 self._kill(host)
-            if self._group is not None:
-                self._ray.util.remove_placement_group(self._group)
+            with contextlib.suppress(of_ray):
+                if self._group is not None:
+                    self._ray.util.remove_placement_group(self._group)
 
     # --- placing -------------------------------------------------------------------------------------------------
     def _place(self, bundle: int | None, node: str = "") -> None:
