@@ -8,33 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.convert.scripts import IMPORTS, LOOP
 
 from outlast.cli import main
 from outlast.convert import Conversion, convert
 from outlast.errors import ConfigError
 
 SCRIPTS = Path(__file__).parents[1] / "runtime" / "ddp_scripts"
-PLAIN = """
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
-{before}
-dist.init_process_group("gloo")
-model = DDP(torch.nn.Linear(2, 2))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-loader = DataLoader(data, batch_size=4, shuffle=True)
-for epoch in range(3):
-    for x in loader:
-        {first}
-        loss = model(x).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        {last}
-{after}
-"""
+PLAIN = (
+    f"\nimport os{IMPORTS}import torch.distributed as dist\n"
+    + '{before}\ndist.init_process_group("gloo")'
+    + LOOP
+    + "{after}\n"
+)
 
 
 def plain(before: str = "", first: str = "pass", last: str = "pass", after: str = "") -> Conversion:

@@ -5,31 +5,13 @@ from __future__ import annotations
 import ast
 
 import pytest
+from tests.convert.scripts import IMPORTS, LOOP
 
 from outlast.convert import Conversion, convert
 
-HEAD = """
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
-"""
-TAIL = """
-model = DDP(torch.nn.Linear(2, 2))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-loader = DataLoader(data, batch_size=4, shuffle=True)
-for epoch in range(3):
-    for x in loader:
-        {first}
-        optimizer.zero_grad()
-        loss = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        {last}
-"""
-
 
 def trained(imports: str, before: str, first: str = "pass", last: str = "pass") -> Conversion:
-    return convert(f"{imports}\n{HEAD}\n{before}\n{TAIL.format(first=first, last=last)}", processes=2)
+    return convert(f"{imports}\n{IMPORTS}\n{before}\n{LOOP.format(first=first, last=last)}", processes=2)
 
 
 def by_hand(found: Conversion) -> dict[str, str]:
@@ -108,12 +90,12 @@ def test_a_script_with_resiliency_s_client_is_never_complete_and_its_sections_go
 
 
 def test_the_wrapper_of_a_function_is_named_once_with_all_its_arguments() -> None:
-    script = HEAD + (
+    script = IMPORTS + (
         "import nvidia_resiliency_ext.inprocess as inprocess\n\n"
         "@inprocess.Wrapper(rank_assignment=inprocess.rank_assignment.ActivateAllRanks(),\n"
         "                   health_check=inprocess.health_check.CudaHealthCheck())\n"
         "def main(call_wrapper: inprocess.CallWrapper):\n"
-        + TAIL.format(first="call_wrapper.ping()", last="with call_wrapper.atomic():\n            print(1)").replace(
+        + LOOP.format(first="call_wrapper.ping()", last="with call_wrapper.atomic():\n            print(1)").replace(
             "\n", "\n    "
         )
     )
@@ -159,7 +141,7 @@ def test_what_dcp_saved_is_read_by_init_from_and_record_goes() -> None:
 
 
 def test_torchdata_s_loader_is_one_of_torch_s() -> None:
-    script = (HEAD + TAIL.format(first="pass", last="pass")).replace(
+    script = (IMPORTS + LOOP.format(first="pass", last="pass")).replace(
         "from torch.utils.data import DataLoader",
         "from torch.utils.data import DistributedSampler\nfrom torchdata.stateful_dataloader import StatefulDataLoader",
     )
