@@ -13,20 +13,39 @@ from outlast.errors import StateDiverged
 from outlast.prove.adversary._guards import SimulatedGuards
 
 
-def with_a_spare(num_replicas: int = 2, num_spares: int = 1) -> Coordinator:
-    """A coordinator whose first view has formed and made 60 steps; the spares had caught up at step 40."""
-    c = Coordinator(Settings(num_replicas=num_replicas, num_spares=num_spares), 1)
+def with_a_spare(num_spares: int = 1) -> Coordinator:
+    """A coordinator whose first view, of two, has formed; the spares had caught up at step 40."""
+    c = Coordinator(Settings(num_replicas=2, num_spares=num_spares), 1)
     c.handle(0.0, m.AgentHello(agent="a", pid=1))
-    for index in range(num_replicas + num_spares):
+    for index in range(2 + num_spares):
         facts = {"checkpoints": "kept"}
         c.handle(0.0, m.Hello(member=f"r{index}.1", agent="a", epoch=0, state="fresh", facts=facts))
     assert c.view is not None
     for name in c.view.members:
         c.handle(0.0, m.Formed(member=name, view=c.view.id, step=0))
-    for index in range(num_replicas, num_replicas + num_spares):
+    for index in range(2, 2 + num_spares):
         name = f"r{index}.1"
         c.handle(1.0, m.Ready(member=name, step=40, serve=c.roster.peers[name].serve))
     return c
+
+
+def saved_at(step: int, num_spares: int = 1) -> Coordinator:
+    """As `with_a_spare`; so many steps are in a checkpoint."""
+    c = with_a_spare(num_spares=num_spares)
+    c.handle(1.5, m.SavePublished(step=step))
+    return c
+
+
+def leaves(c: Coordinator, name: str) -> None:
+    """Who lives of a view that is over acknowledges it."""
+    assert c.change is not None
+    c.handle(2.0, m.Left(member=name, view=c.change.upto))
+
+
+def goes_on(c: Coordinator) -> tuple[tuple[str, ...], int]:
+    """Who is in the view that was installed, and what is saved, as that says."""
+    assert c.view is not None
+    return c.view.members, c.view.saved
 
 
 def dies(c: Coordinator, *names: str) -> list[m.Action]:
@@ -43,25 +62,23 @@ def test_a_spare_that_takes_over_is_told_what_is_saved() -> None:
     assert record_of(told).saved == 58, "the next coordinator knows it, too"
     assert c.handle(1.6, m.SavePublished(step=58)) == [], "it is no news twice"
     told = dies(c, "r0.1", "r1.1")
+    assert goes_on(c) == (("r2.1",), 58)
     assert c.view is not None
-    assert (c.view.members, c.view.saved, c.view.start) == (("r2.1",), 58, False)
+    assert not c.view.start
     timers = {a.name: a.after_s for a in told if isinstance(a, m.SetTimer)}
     assert timers[f"form:{c.view.id}"] == c.settings.start_s, "it may load as long as a first view"
 
 
 def test_while_anybody_lives_who_acted_nothing_is_read() -> None:
-    c = with_a_spare()
-    c.handle(1.5, m.SavePublished(step=58))
+    c = saved_at(58)
     dies(c, "r0.1")
-    assert c.change is not None
-    c.handle(2.0, m.Left(member="r1.1", view=c.change.upto))
-    assert c.view is not None
-    assert (set(c.view.members), c.view.saved) == ({"r1.1", "r2.1"}, 0)
+    leaves(c, "r1.1")
+    members, saved = goes_on(c)
+    assert (set(members), saved) == ({"r1.1", "r2.1"}, 0)
 
 
 def test_who_was_to_read_and_has_not_formed_its_view_is_told_once_more() -> None:
-    c = with_a_spare(num_spares=2)
-    c.handle(1.5, m.SavePublished(step=58))
+    c = saved_at(58, num_spares=2)
     dies(c, "r0.1", "r1.1")
     assert c.view is not None
     assert set(c.view.members) == {"r2.1", "r3.1"}
@@ -71,23 +88,16 @@ def test_who_was_to_read_and_has_not_formed_its_view_is_told_once_more() -> None
             c.handle(3.0, m.Left(member="r3.1", view=c.view.id))
         else:
             dies(c, "r2.1")
-            assert c.change is not None
-            c.handle(2.0, m.Left(member="r3.1", view=c.change.upto))
-        assert c.view is not None
-        assert (c.view.members, c.view.saved) == (("r3.1",), saved)
+            leaves(c, "r3.1")
+        assert goes_on(c) == (("r3.1",), saved)
 
 
 def test_a_spare_in_a_view_that_did_not_form_has_brought_nothing() -> None:
-    c = with_a_spare()
-    c.handle(1.5, m.SavePublished(step=58))
-    dies(c, "r0.1")
-    assert c.change is not None
-    c.handle(2.0, m.Left(member="r1.1", view=c.change.upto))
-    dies(c, "r1.1")
-    assert c.change is not None
-    c.handle(2.0, m.Left(member="r2.1", view=c.change.upto))
-    assert c.view is not None
-    assert (c.view.members, c.view.saved) == (("r2.1",), 58)
+    c = saved_at(58)
+    for name, other in (("r0.1", "r1.1"), ("r1.1", "r2.1")):
+        dies(c, name)
+        leaves(c, other)
+    assert goes_on(c) == (("r2.1",), 58)
 
 
 def test_a_coordinator_that_takes_over_knows_what_is_saved_from_the_record() -> None:
@@ -97,19 +107,17 @@ def test_a_coordinator_that_takes_over_knows_what_is_saved_from_the_record() -> 
     c.handle(3.0, m.AgentHello(agent="a", pid=1, members=("r2.1",)))
     facts, serve = {"checkpoints": "kept"}, before.roster.peers["r2.1"].serve
     c.handle(3.0, m.Hello(member="r2.1", agent="a", epoch=1, state="ready", serve=serve, facts=facts))
-    assert c.view is not None
-    assert (c.view.members, c.view.saved) == (("r2.1",), 58)
+    assert goes_on(c) == (("r2.1",), 58)
 
 
 def test_a_writer_after_the_last_step_is_followed_by_what_is_newest() -> None:
-    c = with_a_spare()
-    c.handle(1.5, m.SavePublished(step=60))
+    c = saved_at(60)
     assert c.view is not None
     for name in c.view.members:
         c.handle(2.0, m.Done(member=name, view=c.view.id, steps=60))
     assert c.ending is not None
     dies(c, "r0.1", "r1.1")
-    assert (c.view.members, c.view.saved) == (("r2.1",), 60)
+    assert goes_on(c) == (("r2.1",), 60)
 
 
 def acts_of_forming(member: Member, view: View) -> list[str]:

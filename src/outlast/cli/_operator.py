@@ -7,6 +7,7 @@ the secret, as `outlast agent` does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -79,7 +80,8 @@ def _elsewhere(at: str, secret_file: Path | None, tls: Sequence[str]) -> _Place:
             "no secret of the run", remedy="--secret-file FILE, or OUTLAST_SECRET; outlast run says where it is"
         )
     files = tls_given(*(tls or [""] * 4))
-    return _Place(CoordinatorFinder(at, secret, os.environ).within(_ANSWER_S), secret, "", files)
+    with contextlib.closing(CoordinatorFinder(at, secret, os.environ)) as finder:
+        return _Place(finder.within(_ANSWER_S), secret, "", files)
 
 
 def _here(run: Path) -> _Place:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import Node, RowsNote, leaves_of
+from outlast.core.protocol import RowsNote, leaves_of
 from outlast.core.protocol.slices import checker_of
 from outlast.core.protocol.step.exchange_order import ExchangeOrder
 from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, SharedPlane
@@ -169,13 +169,13 @@ class SharedRowPlane(RowSteps, SharedPlane):
         self.enter(Phase.REDUCE, bucket)
         lo, hi = self.ranges[bucket][self.index]
         if self.robust.settings.momentum:
-            self.robust.move(bucket, self._rows_from(bucket, 0, self.layout.buckets[bucket].numel))
+            self.robust.move(bucket, self._parts(bucket, 0, self.layout.buckets[bucket].numel))
         if self.robust.rule_of(bucket).needs_gram:
             if hi > lo:
-                self.robust.keep(bucket, self._rows_from(bucket, lo, hi), lo, hi)
+                self.robust.keep(bucket, self._parts(bucket, lo, hi), lo, hi)
             return
         if hi > lo:
-            self.robust.reduce(bucket, self._rows_from(bucket, lo, hi), lo, hi, self._target(bucket))
+            self.robust.reduce(bucket, self._parts(bucket, lo, hi), lo, hi, self._target(bucket))
         self._offer_slice(bucket)
 
     def choose(self) -> None:
@@ -194,17 +194,6 @@ class SharedRowPlane(RowSteps, SharedPlane):
         self.enter(Phase.GATHER, bucket)
         self.mesh.broadcast(Reduced(self._now().step, bucket))
 
-    def _rows_from(self, bucket: int, lo: int, hi: int) -> dict[Node, Tensor]:
-        task = self._now()
-        offers = self.mesh.boxes[SumsReady, task.step, bucket]
-        parts: dict[Node, Tensor] = {}
-        for name, nodes in zip(self.members, task.nodes, strict=True):
-            mine = name == self.mesh.me
-            memory, slots = (self.mine, task.slots) if mine else (self.peers[name], offers[name].slots)
-            for node, slot in zip(nodes, slots, strict=True):
-                parts[node] = memory.flats(slot)[bucket][lo:hi]
-        return parts
-
     # --- checks ----------------------------------------------------------------------------------------------------
     def check(self) -> None:
         """A drawn share of others' slices, from the same rows."""
@@ -222,7 +211,7 @@ class SharedRowPlane(RowSteps, SharedPlane):
         lo, hi = self.ranges[bucket][reducer]
         if hi == lo:
             return False
-        return self.differs(bucket, self.robust.again(bucket, self._rows_from(bucket, lo, hi), lo, hi), lo, hi)
+        return self.differs(bucket, self.robust.again(bucket, self._parts(bucket, lo, hi), lo, hi), lo, hi)
 
     # --- hand-over: the rows' momentum is part of the outcome ---------------------------------------------------------
     def give(self, step: int, meta: bytes, to: Sequence[str]) -> None:

@@ -111,7 +111,7 @@ class Forming(MemberSeat):
         )
         mesh.waits = self.pace.parts.waits
         mesh.form()
-        self._remember_peers(view)
+        self._remember_peers()
         self.enter(Phase.ROLL_CALL)
 
     def _roll_facts(self) -> RollFacts:
@@ -136,7 +136,7 @@ class Forming(MemberSeat):
         own = make_plane(self, self.engine, mesh, self.memories, self._store)
         return LanedPlane(own, self.siblings, self.engine, mesh, self.disguise)
 
-    def _remember_peers(self, view: View) -> None:
+    def _remember_peers(self) -> None:
         for name, region in self.listener.regions.items():
             if name not in self.memories:
                 self.memories[name] = Memory(self.engine.layout, self.engine.memory.num_slots, region)

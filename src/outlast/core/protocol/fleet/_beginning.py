@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from outlast.core.protocol.fleet._vacancies import too_few
 from outlast.core.protocol.fleet.roster import slot_of
 from outlast.core.protocol.fleet.state import FleetState, Start
 from outlast.core.protocol.fleet.views import install
@@ -32,7 +33,7 @@ def try_start(c: FleetState, now_s: float) -> None:
     if not roster.count("fresh"):
         start.first_s, start.late = math.nan, False
         _end_without_anybody(c)
-    elif roster.enough_to_start or (start.late and _enough(c)):
+    elif roster.enough_to_start or (start.late and not too_few(c, roster.count("fresh"))):
         _begin(c, now_s)
     elif math.isnan(start.first_s):
         start.first_s = now_s
@@ -61,15 +62,10 @@ def _begin(c: FleetState, now_s: float) -> None:
     install(c, View(id=c.next_id(), members=members, start=True), "start")
 
 
-def _enough(c: FleetState) -> bool:
-    """Whether as many are ready as may go on without the others."""
-    return c.roster.count("fresh") >= min(c.settings.min_replicas, c.settings.num_replicas)
-
-
 def overdue(c: FleetState) -> None:
     """The time is up that the first may take, or all where their number matters."""
     fresh = c.roster.count("fresh")
-    if c.view is None and fresh and _enough(c):
+    if c.view is None and fresh and not too_few(c, fresh):
         c.start.late = True
     elif c.view is None and fresh:
         least = f"min_replicas asks for {c.settings.min_replicas}"
