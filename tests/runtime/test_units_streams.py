@@ -147,6 +147,22 @@ def test_a_donor_that_does_not_reach_a_joiner_that_lives_calls_again(
         idle.close()
 
 
+def test_a_stream_that_is_closed_with_a_full_queue_ends_when_all_of_it_was_sent(listener: Listener) -> None:
+    """Else its thread and its connection stay, and wait for more."""
+    begun, held, byte = threading.Event(), threading.Event(), torch.zeros(1, dtype=torch.uint8)
+    frozen: Any = SimpleNamespace(ready=lambda: (begun.set(), held.wait(60.0), byte)[2])
+    stream = Stream("streams-test", "r0.1", "r9.1", listener.address, SECRET, (1, 1))
+    stream.put(SHARE, None, frozen)
+    assert begun.wait(60)
+    for step in range(3, 19):
+        stream.put(OutcomeShare(step, b"", ()))
+    assert stream._queue.full()
+    stream.close()
+    held.set()
+    stream._thread.join(60)
+    assert (stream._thread.is_alive(), stream.broken) == (False, False)
+
+
 def ended(sock: socket.socket) -> bool:
     """Whether the other end lets go of this one."""
     poll = select.poll()

@@ -110,7 +110,7 @@ class Stream:
     ) -> None:
         self.joiner = joiner
         self._queue: queue.Queue[tuple[Any, list[Tensor], Frozen | None] | None] = queue.Queue(_QUEUE)
-        self.broken = False
+        self.broken = self._closed = False
         self._until_s = math.inf  # the joiner is called until then
         claim = PeerClaim("feed", me, serve, run)
         self._reach = functools.partial(reached, address, secret, joiner, claim, _SEND_S, tls)
@@ -152,8 +152,8 @@ class Stream:
 
     def close(self) -> None:
         """Send what is queued, then end."""
-        self._until_s = time.monotonic() + _SEND_S
-        with contextlib.suppress(queue.Full):
+        self._until_s, self._closed = time.monotonic() + _SEND_S, True
+        with contextlib.suppress(queue.Full):  # then the thread has yet to take something, and sees that it is closed
             self._queue.put_nowait(None)
         self._begin()
 
@@ -185,6 +185,8 @@ class Stream:
                     at_low_priority(functools.partial(_send, sock, head, [frozen.ready()], seal))
                 _send(sock, Rest(self._queue.qsize()), [], seal)
                 del item, head, payload, frozen  # memory that is lent goes back before the next wait
+                if self._closed and self._queue.empty():
+                    break
         except (OSError, CheckpointError):
             self.broken = True  # the joiner is gone or too slow: its agent or itself will say so
         finally:
