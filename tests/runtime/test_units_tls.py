@@ -636,6 +636,27 @@ def test_a_host_whose_own_certificate_is_wrong_starts_nothing(authority: Authori
     authority.tls(NAME).check_own("10.1.1.1")
 
 
+def test_renewed_files_that_cannot_be_used_are_told_of_once(
+    authority: Authority, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The old ones would hold in silence until they have expired."""
+    files, renewed = authority.files("old"), authority.files("renewed")
+    tls = Tls(files)
+    before = tls._now
+    Path(renewed.key).chmod(0o644)
+    for old, new in ((files.cert, renewed.cert), (files.key, renewed.key)):
+        Path(new).replace(old)
+    for _ in range(5):
+        _read_again(tls)
+    told = capfd.readouterr().err
+    assert told.count("renewed files are not taken") == 1
+    assert f"the key in {files.key} can be read by others" in told
+    assert tls._now is before
+    Path(files.key).chmod(0o600)
+    _read_again(tls)
+    assert (tls._now is before, capfd.readouterr().err) == (False, "")
+
+
 def test_renewed_files_are_read_while_a_process_goes_on(
     authority: Authority, opened: Callable[[Tls | None], Entry], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import os
 import socket
 import ssl
 import stat
+import sys
 import threading
 import time
 from typing import NamedTuple, NoReturn
@@ -26,6 +27,7 @@ from outlast.runtime.transport.tls_socket import TlsSocket, meant
 __all__ = ["Tls", "tls_of"]
 
 _LOOK_S = 1.0  # between two looks at the files, while there are connections
+_LOOKS = 3  # at which renewed files were wrong in the same way, until that is told
 
 
 class _Contexts(NamedTuple):
@@ -42,6 +44,7 @@ class Tls:
         self._files, self.name = files, files.name
         self._now = self._read()
         self._looked_s, self._looking = time.monotonic(), False
+        self._wrong = ("", 0)  # with renewed files, and at how many looks in a row
 
     def calling(self, sock: socket.socket, host: str) -> TlsSocket:
         """Take over a connection to this host; `greet` next. OSError: it is over."""
@@ -83,10 +86,18 @@ class Tls:
         try:
             if _mark(self._files) != self._now.mark:
                 self._now = self._read()
-        except (OSError, ConfigError):
-            pass  # half renewed: what was there holds until it is whole
+                self._wrong = ("", 0)
+        except (OSError, ConfigError) as error:  # half renewed: what was there holds until it is whole
+            self._tell(error.message if isinstance(error, ConfigError) else str(error))
         finally:
             self._looked_s, self._looking = time.monotonic(), False
+
+    def _tell(self, wrong: str) -> None:
+        """What is wrong at several looks is no renewal under way: somebody has to know before the old files expire."""
+        before, looks = self._wrong
+        self._wrong = wrong, looks + 1 if wrong == before else 1
+        if self._wrong[1] == _LOOKS:
+            print(f"outlast: renewed files are not taken, and the old ones hold: {wrong}", file=sys.stderr, flush=True)
 
     def _read(self) -> _Contexts:
         files = self._files
