@@ -64,7 +64,8 @@ def test_examples_name_what_exists(name: str, line: str) -> None:
      ("--network-check", "outlast doctor"), ("--exclude-straggler", "outlast drain"), ("--hostfile", "outlast agent"),
      ("--save_at_breakpoint", "leave it out"), ("--ft-cfg-path", "limits are learned"),
      ("--ft-rank-heartbeat-timeout", "limits are learned"), ("--num_nodes", "--nnodes"),
-     ("--include", "CUDA_VISIBLE_DEVICES"), ("--deepspeed_config", "protect()"), ("--local-ranks-filter", "--run-dir")],
+     ("--include", "CUDA_VISIBLE_DEVICES"), ("--deepspeed_config", "protect()"), ("--local-ranks-filter", "--run-dir"),
+     ("--min_elastic_nodes", "MIN_REPLICAS")],
 )  # fmt: skip
 def test_flags_of_other_launchers_are_answered_with_ours(
     option: str, words: str, capsys: pytest.CaptureFixture[str]

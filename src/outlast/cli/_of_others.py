@@ -10,6 +10,7 @@ _HOSTS = "--endpoint HOST:PORT --nnodes N here, and outlast agent --join HOST:PO
 _DOCTOR = "outlast doctor --reach HOST before the run; in it, links that are bad are spared by themselves"
 _SLOW = "leave it out, shares follow speed; outlast drain HOST empties one by hand"
 _LEARNED = "leave it out, limits are learned; floors for them are stall_floor_s and outside_s under [run] in --config"
+_FEWEST = "OUTLAST_MIN_REPLICAS=N if fewer must not go on; else leave it out, one that holds the state is enough"
 _DEVICES = "CUDA_VISIBLE_DEVICES=… in front of the command, and --replicas N"
 _SETTINGS = "what its JSON said are arguments of protect() (docs: coming from DeepSpeed)"
 
@@ -21,7 +22,7 @@ _OF_OTHERS = {
     **dict.fromkeys(("rdzv-endpoint", "master-addr"), "--endpoint HOST:PORT, for a run on several hosts"),
     **dict.fromkeys(("rdzv-backend", "rdzv-id", "rdzv-conf", "standalone", "rdzv-timeout", "no-local-rank", "use-env",
                      "local-addr", "start-method", "role", "virtual-local-rank", "save-at-breakpoint", "node-unit",
-                     "elastic-training", "min-elastic-nodes", "max-elastic-nodes", "enable-elastic-training"),
+                     "elastic-training", "max-elastic-nodes", "enable-elastic-training"),
                     "leave it out, the coordinator is started with the run, and the replicas by outlast"),
     "max-restarts": "OUTLAST_MAX_RESTARTS=N, or max_restarts under [run] in --config",
     "monitor-interval": "leave it out, exits are noticed as they happen",
@@ -33,7 +34,7 @@ _OF_OTHERS = {
     **dict.fromkeys(("no-python", "run-path"), "leave it out; give a Python script, or -m MODULE"),
     "mixed-precision": "autocast in the loop",
     "config-file": "--config FILE",
-    "min-nodes": "leave it out, one replica that holds the state is enough",
+    **dict.fromkeys(("min-nodes", "min-elastic-nodes"), _FEWEST),
     **dict.fromkeys(("hostfile", "launcher", "launcher-args", "ssh-port", "no-ssh", "include", "exclude"),
                     f"{_HOSTS}; of one host's devices: {_DEVICES}"),
     **dict.fromkeys(("network-check", "comm-perf-test"), _DOCTOR),
