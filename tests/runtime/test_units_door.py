@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -147,6 +148,24 @@ def test_crowds_push_out_each_other_and_never_who_has_knocked(entry: Entry) -> N
     entry.until(lambda: entry.let_in)
     assert entry.let_in[0][1] == CLAIM
     call.sock.close()
+    for sock in idle:
+        sock.close()
+
+
+def test_a_door_is_crowded_while_callers_wait_outside_and_for_a_moment_after_one_was_pushed_out(
+    entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not entry.door.crowded
+    idle = [entry.connect() for _ in range(ROOM)]
+    assert entry.door.crowded, "they wait to be let in"
+    entry.until(lambda: len(entry.door._silent) == ROOM)
+    assert not entry.door.crowded, "there was room for all"
+    idle.append(entry.connect())
+    entry.until(lambda: entry.refused["too many connections that prove nothing"])
+    assert entry.door.crowded
+    later_s = time.monotonic() + 3.0
+    monkeypatch.setattr(_door.time, "monotonic", lambda: later_s)
+    assert not entry.door.crowded, "who was pushed out has called again by now"
     for sock in idle:
         sock.close()
 

@@ -46,14 +46,16 @@ def known(*agents: str, beats: int = 20) -> Hosts:
     return hosts
 
 
-def looks(hosts: Hosts, upto_s: float, begin_s: float = 10.0, beats: tuple[str, ...] = ()) -> list[tuple[float, str]]:
+def looks(
+    hosts: Hosts, upto_s: float, begin_s: float = 10.0, beats: tuple[str, ...] = (), crowded: bool = False
+) -> list[tuple[float, str]]:
     """(when, whose silence) while somebody looks ten times a second, and these agents beat as often."""
     found = []
     for tick in range(1, round((upto_s - begin_s) * 10) + 1):
         at_s = begin_s + tick / 10
         for agent in beats:
             hosts.heard(agent, Heartbeat(sender=agent, sent_s=0.0), at_s)
-        found += [(round(at_s, 1), silent.agent) for silent in hosts.look(at_s)]
+        found += [(round(at_s, 1), silent.agent) for silent in hosts.look(at_s, (), crowded)]
     return found
 
 
@@ -182,6 +184,19 @@ def test_connections_that_all_end_are_word_enough() -> None:
     hosts.hung_up("r1.1")
     [silent] = hosts.look(10.6)
     assert "all its connections have ended" in silent.why
+
+
+def test_who_has_to_call_anew_is_given_longer_while_callers_do_not_come_in() -> None:
+    """The coordinator was stopped, so all hung up, and strangers crowd its door: those that live call all the while."""
+    hosts = known("h1:aa", "h2:aa")
+    hosts.hung_up("h1:aa")
+    assert looks(hosts, 14.9, beats=("h2:aa",), crowded=True) == []
+    assert looks(hosts, 15.2, 14.9, ("h2:aa",), crowded=True) == [(15.1, "h1:aa")], "no longer than a silent one"
+    hosts = known("h1:aa", "h2:aa")
+    hosts.hung_up("h1:aa")
+    assert looks(hosts, 12.0, beats=("h2:aa",), crowded=True) == []
+    assert looks(hosts, 13.0, 12.0, ("h2:aa",)) == [(12.6, "h1:aa")], "the crowd has gone, and he has not come"
+    assert looks(recalled(10.0), 14.9, beats=("h2:aa",), crowded=True) == []
 
 
 def test_a_host_comes_twice_or_anew_or_as_one_too_many() -> None:

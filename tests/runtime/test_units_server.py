@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -34,7 +35,7 @@ class Told(Port):
     """A port that nobody calls at. `said`: (when, to whom, what)."""
 
     def __init__(self, *_: Any, receive: Callable[[str, str, bytes], None], **__: Any) -> None:
-        self.receive = receive
+        self.receive, self.door = receive, None
         self.said: list[tuple[float, str, Any]] = []
         self.hung_up: list[str] = []
 
@@ -317,5 +318,29 @@ def test_a_stop_is_told_to_everybody_and_written_with_its_code(tmp_path: Path) -
         [end] = office.events(ev.RunFinished)
         assert (end.exit_code, end.outcome, end.at_s) == (143, "stopped", 5000.0 + asyncio.get_running_loop().time())
         office.close()
+
+    played(scene)
+
+
+def test_a_host_that_cannot_come_in_for_a_crowd_is_given_longer_than_one_that_does_not_call(tmp_path: Path) -> None:
+    here = hm.HostHere(agent="h1:aa", host="h1", place="there", pid=7, address="10.0.0.2", slots=2, sent_s=0.0)
+
+    async def lost_after_s(folder: Path, crowded: bool) -> float:
+        office = Office(folder, hosts=True, endpoint="10.0.0.1:1", nnodes="1:2")
+        office.port.door = cast(Any, SimpleNamespace(crowded=crowded))
+        office.hear("agent", "h1:aa", here, m.AgentHello(agent="h1:aa", pid=7))
+        office.server.hosts.hung_up("h1:aa")
+        began_s = asyncio.get_running_loop().time()
+        while not office.events(ev.AgentLost):
+            await asyncio.sleep(0.1)
+        office.close()
+        return asyncio.get_running_loop().time() - began_s
+
+    async def scene() -> None:
+        found = {}
+        for crowded in (False, True):
+            (tmp_path / str(crowded)).mkdir()
+            found[crowded] = await lost_after_s(tmp_path / str(crowded), crowded)
+        assert found[False] < 1.0 < RunConfig().host_silence_s - 1.0 < found[True]
 
     played(scene)

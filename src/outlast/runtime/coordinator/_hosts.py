@@ -77,6 +77,7 @@ class Hosts:
         self._looked_s = math.nan
         self._cut_off = False
         self._cut_off_at_s = math.inf  # the last word before it
+        self._crowded_s = -math.inf  # when callers could not come in last
 
     # --- who is there --------------------------------------------------------------------------------------------
     def recall(self, said: hm.HostHere, now_s: float) -> None:
@@ -162,10 +163,12 @@ class Hosts:
             if known is not None:
                 known.wanted_s = now_s
 
-    def look(self, now_s: float, awaited: Iterable[str] = ()) -> list[hm.HostSilent]:
+    def look(self, now_s: float, awaited: Iterable[str] = (), crowded: bool = False) -> list[hm.HostSilent]:
         """Hosts that nobody should wait for any more, each once. `awaited`: members for whose word the coordinator
-        itself holds up the others. Call it several times a second."""
+        itself holds up the others; `crowded`: callers do not come in as fast as they call. Call it several times a
+        second."""
         self._wanted(awaited, now_s)
+        self._crowded_s = now_s if crowded else self._crowded_s
         pause_s = now_s - self._looked_s
         was_cut_off, self._cut_off = self._cut_off, self._nobody_is_heard(now_s)
         if self._cut_off and not was_cut_off:
@@ -198,10 +201,11 @@ class Hosts:
         return len(there) > 1 and now_s - max(there) > _ALIVE_S
 
     def _limit(self, known: _Known, now_s: float) -> tuple[float, str]:
+        crowded = now_s - self._crowded_s <= _ENDED_S  # who has to come in anew may live, and not be let in
         if not known.connected:
-            return _ENDED_S, ", and all its connections have ended"
+            return self._unmissed_s if crowded else _ENDED_S, ", and all its connections have ended"
         if now_s - known.wanted_s < _WANTED_S and known.recalled:
-            return_s = min(max(_RETURN_S, 2 * self._floor_s), self._unmissed_s)
+            return_s = self._unmissed_s if crowded else min(max(_RETURN_S, 2 * self._floor_s), self._unmissed_s)
             return return_s, " by the coordinator that has taken over, while others wait for it"
         if now_s - known.wanted_s < _WANTED_S:
             return min(deadline(known.gaps, self._floor_s), self._unmissed_s), " while others wait for it"

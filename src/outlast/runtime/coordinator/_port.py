@@ -77,6 +77,11 @@ class Port:
         if self.door is not None:
             self.door.turn()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether there are more callers than come in, so that one of the run's own may be among them."""
+        return self.door is not None and self.door.crowded
+
     def send(self, names: Iterable[str], data: bytes) -> None:
         """A frame to each of these; who is not connected misses it."""
         for name in names:

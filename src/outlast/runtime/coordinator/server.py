@@ -126,7 +126,7 @@ class Server:
         if (now - before_s > _ASLEEP_S or not self.journal.held) and self._superseded():
             return  # it was stopped, or cut off from the record, and another has taken its place
         self.progress.alive()
-        for silent in self.hosts.look(now, self.coordinator.awaited):
+        for silent in self.hosts.look(now, self.coordinator.awaited, self.port.crowded):
             self._lose(silent)
         self.port.turn()
         self._loop.call_later(BEAT_S, self._give_sign)

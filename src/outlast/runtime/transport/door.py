@@ -20,6 +20,7 @@ It never waits: `turn` deals with what has arrived, and `fileno` is readable whe
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -42,6 +43,7 @@ PROVE_S = 5.0
 """Seconds in which a caller has to prove itself."""
 _AT_ONCE = 16  # accepted in one turn: those that are here already are heard in between
 _HEARD_AT_ONCE = 8  # with TLS: to answer a greeting takes up to some milliseconds
+_CALLS_AGAIN_S = 2.0  # who was pushed out, or was refused by the system, has done so within this
 _TLS_BEGINS = b"\x16"  # a record of TLS's handshake
 _CREDENTIALS = struct.Struct("3i")
 
@@ -153,6 +155,7 @@ class Door:
         self._answered: dict[int, _Visitor] = {}
         self._knocked: dict[int, _Visitor] = {}
         self._full = False  # no descriptor or watch was to be had for the next caller
+        self._pushed_s = -math.inf  # when somebody was sent away last to make room
 
     def fileno(self) -> int:
         return self._poll.fileno()
@@ -164,6 +167,14 @@ class Door:
             return 0.1
         oldest = [next(iter(room.values())).until_s for room in self._rooms if room]
         return max(0.0, min(oldest) - time.monotonic()) if oldest else 3600.0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether somebody of the run may not have come in though he calls: callers wait in the kernel's queue just
+        now, or some were pushed out a moment ago."""
+        if self._full or time.monotonic() - self._pushed_s < _CALLS_AGAIN_S:
+            return True
+        return any(fd == self._sock.fileno() for fd, _ in self._poll.poll(0))
 
     @property
     def _rooms(self) -> tuple[dict[int, _Visitor], ...]:
@@ -237,6 +248,7 @@ class Door:
 
     def _make_room(self, room: dict[int, _Visitor], most: int) -> None:
         while len(room) >= most:
+            self._pushed_s = time.monotonic()
             self._send_away(next(iter(room.values())), "too many connections that prove nothing")
 
     def _send_away(self, visitor: _Visitor, reason: str) -> None:
