@@ -46,6 +46,7 @@ from outlast.runtime.training._microbatches import Microbatches
 from outlast.runtime.training.metrics import Metrics
 from outlast.runtime.training.samples import DataNews, Samples
 from outlast.runtime.training.step_checks import StepChecks
+from outlast.runtime.transport import rank_channel
 from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport import save_messages as wire
 from outlast.runtime.transport.connections import PeersLost
@@ -125,6 +126,45 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         meet_ranks(SECRET, "ours", f"r0.{secrets.token_hex(4)}", 3, 0.0)
     with pytest.raises(MembershipError, match="did not answer in 0 s"):
         call_lead(SECRET, "ours", f"r0.{secrets.token_hex(4)}", 1, 0.0)
+
+
+def test_a_lead_that_is_stopped_while_it_waits_goes_on_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was stopped for longer than its patience: meanwhile nobody could come in."""
+    member, now_s, readable = f"r0.{secrets.token_hex(4)}", [0.0], rank_channel._readable
+    found: list[Any] = []
+    other = threading.Thread(target=lambda: found.append(call_lead(SECRET, "ours", member, 1, 60)))
+
+    def stopped_at_first(fd: int, timeout_s: float) -> None:
+        if not now_s[0]:
+            now_s[0] = 1000.0
+            other.start()
+        else:
+            readable(fd, timeout_s)
+
+    monkeypatch.setattr(rank_channel, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(rank_channel, "_readable", stopped_at_first)
+    (pipe,) = meet_ranks(SECRET, "ours", member, 2, 60)
+    other.join(60)
+    pipe.over = found[0].over = True
+
+
+def test_a_rank_that_is_stopped_while_it_calls_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, lasts_s, (here, there) = [0.0], [1000.0], socket.socketpair()
+
+    def reach(*_: Any) -> socket.socket:
+        if not lasts_s:
+            return here
+        now_s[0] += lasts_s.pop()
+        raise TimeoutError
+
+    monkeypatch.setattr(rank_channel, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(rank_channel, "reach", reach)
+    call_lead(SECRET, "ours", "r0.1", 1, 20).over = True
+    there.close()
+    now_s, lasts_s = [0.0], [30.0] * 10
+    with pytest.raises(MembershipError, match="did not answer in 60 s"):
+        call_lead(SECRET, "ours", "r0.1", 1, 60)
+    assert len(lasts_s) == 7, "a lead that does not answer is not called for ever"
 
 
 def test_where_ranks_meet_is_reached_at_one_address_alone() -> None:

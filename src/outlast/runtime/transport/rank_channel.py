@@ -45,7 +45,8 @@ __all__ = ["RankPipe", "call_lead", "meet_ranks"]
 
 T = TypeVar("T")
 _RETRY_S = 0.02
-_PATIENCE_S = 30
+_PATIENCE_S = 30  # for one call of the lead
+_LOOK_S = 1.0  # one wait for the others: a lead that was stopped for longer has waited for so long
 _LOST = MembershipError.exit_code  # of a rank that ends because another one has
 
 
@@ -149,7 +150,7 @@ def _address(secret: bytes, run: str, member: str) -> str:
 
 
 def meet_ranks(secret: bytes, run: str, member: str, width: int, patience_s: float) -> list[RankPipe]:
-    """The lead's end: wait for all other ranks. Raises MembershipError if they do not come."""
+    """The lead's end: wait for all other ranks. Raises MembershipError if they do not come while this process runs."""
     found: dict[int, RankPipe] = {}
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind("\0" + _address(secret, run, member))
@@ -164,10 +165,10 @@ def meet_ranks(secret: bytes, run: str, member: str, width: int, patience_s: flo
             other.setblocking(True)
             found[place] = RankPipe(other, place)
 
-    door, until_s = Door(sock, secret, member, admit, lambda reason, who: None), time.monotonic() + patience_s
+    door, left_s = Door(sock, secret, member, admit, lambda reason, who: None), patience_s
     try:
         while len(found) < width - 1:
-            left_s = until_s - time.monotonic()
+            began_s = time.monotonic()
             if left_s <= 0:
                 missing = ", ".join(str(place) for place in range(1, width) if place not in found)
                 raise MembershipError(
@@ -176,22 +177,24 @@ def meet_ranks(secret: bytes, run: str, member: str, width: int, patience_s: flo
                     did="it ends",
                     remedy="every rank must call outlast.join(); their output is in the run's logs",
                 )
-            _readable(door.fileno(), min(left_s, door.patience_s))
+            _readable(door.fileno(), min(left_s, door.patience_s, _LOOK_S))
             door.turn()
+            left_s -= min(time.monotonic() - began_s, _LOOK_S)
     finally:
         door.close()
     return [found[place] for place in sorted(found)]
 
 
 def call_lead(secret: bytes, run: str, member: str, place: int, patience_s: float) -> RankPipe:
-    """Another rank's end. Raises MembershipError if the lead does not answer."""
-    until_s, never = time.monotonic() + patience_s, threading.Event()
+    """Another rank's end. Raises MembershipError if the lead does not answer while this process runs."""
+    left_s, never = patience_s, threading.Event()
     while True:
+        began_s = time.monotonic()
         try:
             claim = PeerClaim("rank", member, (place, 0), run)
             return RankPipe(reach(_address(secret, run, member), secret, member, claim, _PATIENCE_S), place)
         except (OSError, WireRefusal) as error:  # it is still on its way to `join`
-            if time.monotonic() > until_s:
+            if left_s <= 0:
                 raise MembershipError(
                     f"the lead rank of {member} did not answer in {patience_s:g} s",
                     where=f"rank {place}",
@@ -199,6 +202,7 @@ def call_lead(secret: bytes, run: str, member: str, place: int, patience_s: floa
                     remedy="every rank must call outlast.join()",
                 ) from error
         never.wait(_RETRY_S)
+        left_s -= min(time.monotonic() - began_s, _PATIENCE_S)  # whoever was stopped in it calls once more at least
 
 
 def _readable(fd: int, timeout_s: float) -> None:
