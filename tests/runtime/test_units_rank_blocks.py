@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import StepTime
 from outlast.runtime.host._rank_blocks import BlocksShown, RankBlocks
+from outlast.runtime.transport import regions
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
 
@@ -83,6 +86,25 @@ def test_neither_waits_for_the_other(ends: tuple[RankBlocks, BlocksShown], pid_f
     shown.began("r1.1", block.region.fd, pid_fd)
     assert "r1.1" in {exited.member for exited in blocks.close(time.monotonic(), WHY)}
     assert len(os.listdir("/proc/self/fd")) < before  # its socket, and all that was handed over
+
+
+def test_a_block_for_which_the_launcher_has_no_memory_is_left_out(
+    ends: tuple[RankBlocks, BlocksShown], pid_fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher must not end for it, and the whole run with it."""
+    blocks, shown = ends
+    block, before = trained(4), len(os.listdir("/proc/self/fd"))
+
+    def short(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    shown.began("r0.1", block.region.fd, pid_fd)
+    with monkeypatch.context() as patched:
+        patched.setattr(regions.mmap, "mmap", short)
+        assert blocks.take_in()
+    assert len(os.listdir("/proc/self/fd")) == before
+    shown.began("r1.1", block.region.fd, pid_fd)
+    assert [(exited.member, exited.committed) for exited in blocks.close(time.monotonic(), WHY)] == [("r1.1", 4)]
 
 
 def test_an_agent_that_nobody_listens_to_goes_on(ends: tuple[RankBlocks, BlocksShown], pid_fd: int) -> None:

@@ -2,8 +2,8 @@
 nobody else knows what they had committed since their last heartbeats.
 
 The agent hands each rank's block and pidfd over when it has started it, and names it again when it has told its
-end. Neither waits for the other: what cannot be handed over at once is left out, and costs only an account its last
-steps. The launcher does not judge what it reads; the coordinator is told.
+end. Neither waits for the other: what cannot be handed over at once, or mapped, is left out, and costs only an account
+its last steps. The launcher does not judge what it reads; the coordinator is told.
 """
 
 from __future__ import annotations
@@ -81,10 +81,18 @@ class RankBlocks:
             member = data.decode()
             self._forget(member)
             if len(fds) == 2:
-                self._ranks[member] = (Progress(Region(Progress.SIZE, fd=fds[0])), fds[1])
+                self._keep(member, *fds)
             else:  # it has ended, or this process may have no more descriptors
                 for fd in fds:
                     os.close(fd)
+
+    def _keep(self, member: str, block_fd: int, pid_fd: int) -> None:
+        try:
+            region = Region(Progress.SIZE, fd=block_fd)  # from here on the descriptor is the region's
+        except OSError:  # no memory or no mapping is to be had just now
+            os.close(pid_fd)
+        else:
+            self._ranks[member] = (Progress(region), pid_fd)
 
     def close(self, noticed_s: float, detail: str) -> tuple[m.Exited, ...]:
         """The agent has died, as `detail` says: what its ranks had done. Waits a moment for those still ending."""
