@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ from outlast.journal import Journal, LastLine, RunLock
 from outlast.runtime.host import launcher as room
 from outlast.runtime.host._coordinator_ends import ended_code
 from outlast.runtime.host._coordinator_line import CoordinatorLine
+from outlast.runtime.host._later_starts import LaterStarts
 from outlast.runtime.host.launcher import Launcher
 from outlast.runtime.host.silence import BEAT_S
 from outlast.runtime.transport.coordinator_place import CoordinatorPlace, keep_place
@@ -406,6 +409,27 @@ def test_an_agent_that_cannot_be_followed_at_once_is_followed_later(
     assert capfd.readouterr().err.count("agent a0.2 cannot be started: Resource temporarily unavailable") == 1
     assert run.calls.heard == [[m.AgentGone(agent="a0", cause="SIGKILL")]], "its death is told at once"
     assert run.all_have_ended()
+
+
+def test_a_start_that_fails_for_minutes_is_told_each_minute_and_no_more_once_it_has_worked(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    now_s, tries = [0.0], list[float]()
+
+    def begin() -> None:
+        tries.append(now_s[0])
+        if now_s[0] < 150.0:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    system: Any = SimpleNamespace(now_s=lambda: now_s[0])
+    later = LaterStarts(system)
+    later.start("agent a0.2", begin)
+    for now_s[0] in range(1, 300):
+        later.turn()
+    said = [line.partition("cannot be started")[2].partition(";")[0] for line in capfd.readouterr().err.splitlines()]
+    why = ": Resource temporarily unavailable"
+    assert said == [why, f", for 60 s now{why}", f", for 120 s now{why}"]
+    assert (len(tries), tries[-1]) == (151, 150.0)
 
 
 @pytest.mark.parametrize("over", [False, True])
