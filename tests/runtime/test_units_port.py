@@ -25,6 +25,7 @@ from outlast.runtime.coordinator import _port
 from outlast.runtime.coordinator._authority import check_speaker
 from outlast.runtime.coordinator._port import Port
 from outlast.runtime.coordinator._refusals import Refusals
+from outlast.runtime.coordinator._tls_transport import streams_over
 from outlast.runtime.coordinator.server import Server
 from outlast.runtime.transport.door import ROOM, Door
 from outlast.runtime.transport.frames import MAX_FRAME, Heartbeat, Link, frame, frame_length
@@ -145,6 +146,36 @@ def test_a_caller_for_whom_the_system_has_no_room_ends_no_coordinator(
 
     asyncio.run(called())
     assert far.recv(1) == b"", "it knows that it has to call again"
+    far.close()
+
+
+def test_a_watch_that_the_system_does_not_have_is_missed_where_the_caller_is_let_go() -> None:
+    """asyncio would ask for it in a callback of its own, whose failure is the coordinator's end."""
+    near, far = socket.socketpair()
+    loop: Any = asyncio.SelectorEventLoop()
+    failed, register, short = list[Any](), loop._selector.register, [True]
+
+    def registered(fd: Any, *how: Any) -> Any:
+        if fd == near.fileno() and short:
+            raise OSError(short.pop() and errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return register(fd, *how)
+
+    async def called() -> bytes:
+        with pytest.raises(OSError, match="No space left"):
+            await streams_over(near)
+        reader, writer = await streams_over(near)  # there is one again
+        far.sendall(b"?")
+        heard = await reader.readexactly(1)
+        writer.close()
+        await writer.wait_closed()
+        return heard
+
+    near.setblocking(False)
+    loop._selector.register = registered
+    loop.set_exception_handler(lambda _, context: failed.append(context))
+    assert loop.run_until_complete(asyncio.wait_for(called(), 20)) == b"?"
+    assert failed == []
+    loop.close()
     far.close()
 
 

@@ -21,10 +21,12 @@ _HIGH, _LOW = 1 << 16, 1 << 14
 
 
 async def streams_over(sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The two directions of a connection, by TLS or without."""
-    if not isinstance(sock, TlsSocket):
-        return await asyncio.open_connection(sock=sock)
+    """The two directions of a connection, by TLS or without. OSError: the system watches no more just now."""
     loop = asyncio.get_running_loop()
+    if not isinstance(sock, TlsSocket):
+        # asyncio asks for the watch in a callback, where its want would be this process's end; so it finds one there
+        loop.add_reader(sock.fileno(), lambda: None)
+        return await asyncio.open_connection(sock=sock)
     reader = asyncio.StreamReader(loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     transport = _TlsTransport(loop, sock, protocol)
