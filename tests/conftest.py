@@ -3,7 +3,8 @@
 Most of a fleet's cost is the start of its processes, so a third of that is saved here: `start/sitecustomize.py`, and
 outlast compiled once where the environment forbids Python to keep what it compiled (every process would do it anew).
 No example of a property has a time limit: speed is asserted in benchmarks. And what a command that runs in this process
-does with signals ends with its test. A test may have threads refused, as by a host that has no more.
+does with signals ends with its test. A test may have threads refused, as by a host that has no more, or has no memory
+for them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
+from outlast.checkpoint import threads
 
 _SIGNALS = signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 _START = str(Path(__file__).with_name("start"))
@@ -47,6 +50,31 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refusing)
+    yield names
+    names.clear()
+
+
+@pytest.fixture
+def stillborn(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Threads whose names begin with what is put here get their stack, and no memory to begin with: whoever waits for
+    them to say that they live waits for ever, and fails here."""
+    names, start = set[str](), threading.Thread.start
+
+    def in_vain() -> None:
+        raise RuntimeError("can't start new thread: it did not begin")
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name.startswith(tuple(names)):
+            vars(thread)["_bootstrap"] = lambda: None
+            assert isinstance(vars(thread)["_started"], threads._Begun), f"{thread.name} would be waited for for ever"
+            vars(vars(thread)["_started"])["wait"] = in_vain
+        try:
+            start(thread)
+        except RuntimeError:  # the interpreter still takes it for one that is about to begin
+            vars(threading)["_limbo"].pop(thread, None)
+            raise
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
     yield names
     names.clear()
 

@@ -54,6 +54,20 @@ def test_round_trip_clock_and_speed_are_measured(answering: Answering, monkeypat
     assert answering.num_callers == 1
 
 
+@pytest.mark.parametrize("no_thread", ["refuse", "stillborn"])
+def test_a_caller_for_whom_there_is_no_thread_is_let_go_and_the_next_is_answered(
+    no_thread: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_MOST_CALLERS", 1)
+    names: set[str] = request.getfixturevalue(no_thread)
+    answering = Answering("127.0.0.1:0")
+    names.add("outlast-answer")
+    assert look_at_host(answering.address, 1)[0].level == "error"
+    names.clear()
+    assert look_at_host(answering.address, 1)[0].level != "error"
+    answering.close()
+
+
 def test_clocks_that_are_apart_are_told_by_how_much(answering: Answering) -> None:
     clock = look_at_host(answering.address, 1, clock=lambda: time.time() - 90.0)[1]
     assert clock.level == "warning"

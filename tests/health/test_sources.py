@@ -386,6 +386,20 @@ def test_without_nvml_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None
         Nvml().read(0.0)
 
 
+def test_a_source_that_no_thread_is_to_be_had_for_is_told_as_silent(refuse: set[str]) -> None:
+    """The agent that reads its host goes on, and so do its replicas."""
+    refuse.add("outlast-lone")
+    now, said = [0.0], list[str]()
+    lone = Given("lone", lambda _: [reading("edac.ce", 1.0)])
+    sampler = Sampler([lone], interval_s=10, clock=lambda: now[0], wall=lambda: 1.0, say=said.append)
+    sampler.start()
+    sampler.ask()
+    now[0] = 40.0
+    assert [(r.source, r.name) for r in sampler.collect()] == [("lone", "missing")]
+    assert len(said) == 1
+    sampler.close()
+
+
 def test_a_source_that_hangs_hurts_itself_alone_and_that_is_a_reading() -> None:
     gate, now, said = threading.Event(), [0.0], []
     hangs = Given("hangs", lambda _: (gate.wait(30) and []) or [])

@@ -22,6 +22,8 @@ from outlast.runtime.host._heir import HeirWatch
 from outlast.runtime.host.probes import Probes
 from outlast.runtime.host.silence import cpu_s
 from outlast.runtime.member._heartbeat import ping
+from outlast.runtime.transport.connections import Listener
+from outlast.runtime.transport.rank_channel import RankPipe
 
 
 def test_a_thread_that_ends_takes_no_processor_time_with_it() -> None:
@@ -76,6 +78,18 @@ def test_a_member_that_has_no_thread_to_report_its_paths_trains_on(refuse: set[s
     refuse.add("Thread-")
     ping(port, mesh)
     assert (pinged, told) == (["all"], [])
+
+
+def test_a_socket_s_thread_that_does_not_begin_is_not_waited_for(stillborn: set[str]) -> None:
+    """What cannot go on without it ends with a sentence, and is started anew: it would stand there for ever."""
+    stillborn |= {"outlast-door", "outlast-rank-", "probes"}
+    with pytest.raises(RuntimeError, match="did not begin"):
+        Listener("short", "r0.1", b"s" * 32)
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(RuntimeError, match="did not begin"):
+        RankPipe(near, 1)
+    with pytest.raises(RuntimeError, match="did not begin"):
+        Probes("127.0.0.1:0")
 
 
 class Full(socket.socket):

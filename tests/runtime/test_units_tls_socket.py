@@ -167,6 +167,16 @@ def test_a_door_that_lets_go_before_the_greeting_is_a_crowd_and_nobody_s_death(
     assert passes(ended.value)
 
 
+def test_a_thread_that_does_not_begin_to_look_at_certificates_holds_no_connection_up(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, stillborn: set[str]
+) -> None:
+    monkeypatch.setattr("outlast.runtime.transport.tls._LOOK_S", 0.0)
+    stillborn.add("outlast-certificates")
+    tls, (near, far) = authority.tls(), socket.socketpair()
+    with far:
+        tls.calling(near, "127.0.0.1").close()
+
+
 def test_where_no_thread_is_to_be_had_connections_are_made_with_what_was_read(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,15 @@ def test_a_group_is_dropped_also_when_no_thread_can_begin_any_more(monkeypatch: 
         assert not any(thread.is_alive() for thread in wires._threads)
 
 
+def test_a_thread_of_a_group_that_does_not_begin_is_not_waited_for(stillborn: set[str]) -> None:
+    wires = Points(None, 0, 1, os.eventfd(0), TAGS)
+    stillborn |= {"outlast-wires", "outlast-drop"}
+    wires.close()
+    assert not any(thread.is_alive() for thread in wires._threads)
+    with pytest.raises(RuntimeError, match="did not begin"):
+        Points(None, 0, 1, os.eventfd(0), TAGS)
+
+
 def lost(wires: Any, peer: int) -> None:
     """Wait until this side knows that the connection ended."""
     with pytest.raises(RuntimeError):

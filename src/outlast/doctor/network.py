@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from outlast.checkpoint.threads import begin
 from outlast.doctor._finding import Finding
 from outlast.errors import ConfigError, EnvironmentFault
 from outlast.runtime.transport.endpoints import listen_on, read_host_port
@@ -53,7 +54,7 @@ class Answering:
         self._closed = threading.Event()
         self._callers = threading.BoundedSemaphore(_MOST_CALLERS)
         self._thread = threading.Thread(target=self._listen, name="outlast-answering", daemon=True)
-        self._thread.start()
+        begin(self._thread)
 
     def close(self) -> None:
         """Let nobody in any more."""
@@ -75,7 +76,11 @@ class Answering:
                 sock.close()
                 continue
             self.num_callers += 1
-            threading.Thread(target=self._answer, args=(sock,), name="outlast-answer", daemon=True).start()
+            try:
+                begin(threading.Thread(target=self._answer, args=(sock,), name="outlast-answer", daemon=True))
+            except (RuntimeError, MemoryError):  # this caller is let go; there may be a thread for the next
+                self._callers.release()
+                sock.close()
 
     def _answer(self, sock: socket.socket) -> None:
         try:

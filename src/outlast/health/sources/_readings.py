@@ -7,6 +7,7 @@ monotonic clock; a wall clock that jumps changes labels only.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import sys
@@ -135,9 +136,11 @@ class Sampler:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Begin; returns at once. A source for which there is no thread is silent, and so a reading."""
         for source in self._sources:
-            threading.Thread(target=self._run, args=(source,), name=f"outlast-{source.name}", daemon=True).start()
+            thread = threading.Thread(target=self._run, args=(source,), name=f"outlast-{source.name}", daemon=True)
+            with contextlib.suppress(RuntimeError, MemoryError):
+                thread.start()
 
     def close(self) -> None:
         """Let the threads end; one that hangs is left behind."""

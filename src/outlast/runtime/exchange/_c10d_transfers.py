@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import AllToAllOptions
 
+from outlast.checkpoint.threads import begin
 from outlast.errors import ViewAbandoned
 
 __all__ = ["Collectives", "Pending", "Points", "Wires"]
@@ -82,7 +83,7 @@ class Wires:
         self._threads = [threading.Thread(target=self._watch, args=(lane,), daemon=True) for lane in self._lanes]
         for thread in self._threads:
             thread.name = "outlast-wires"
-            thread.start()
+            begin(thread)
 
     def _watch(self, lane: SimpleQueue[Pending | None]) -> None:
         while (pending := lane.get()) is not None:
@@ -138,8 +139,9 @@ class Wires:
         """Never waits: a destructor may, so a thread runs it."""
         # not a daemon: a group that is torn down while the interpreter exits ends the process with an abort
         try:
-            threading.Thread(target=self._drop, name="outlast-drop").start()
-        except RuntimeError:  # from Python 3.12 no thread begins once the interpreter ends; then nobody is kept waiting
+            begin(threading.Thread(target=self._drop, name="outlast-drop"))
+        except (RuntimeError, MemoryError):
+            # from Python 3.12 no thread begins once the interpreter ends; then nobody is kept waiting
             self._drop()
 
     def _drop(self) -> None:

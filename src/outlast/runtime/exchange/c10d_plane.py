@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
+from outlast.checkpoint import threads
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, schedule
 from outlast.core.protocol.step.exchange_order import ExchangeOrder
@@ -111,7 +112,7 @@ class NetworkPlane:
                 ready.set()
                 os.eventfd_write(self.mesh.wake_fd, 1)
 
-        threading.Thread(target=build, name="outlast-group", daemon=True).start()
+        threads.begin(threading.Thread(target=build, name="outlast-group", daemon=True))
 
         def done() -> bool:
             if keys is not None:

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 
+from outlast.checkpoint.threads import begin
 from outlast.errors import ConfigError, EnvironmentFault
 from outlast.runtime.transport.endpoints import read_host_port
 
@@ -46,7 +47,7 @@ class Probes:
         if where:
             self._listening = _listen(where)
             self.port = self._listening.getsockname()[1]
-            threading.Thread(target=self._serve, name="probes", daemon=True).start()
+            begin(threading.Thread(target=self._serve, name="probes", daemon=True))
 
     def turned(self, why_not: str = "") -> None:
         """The loop has turned; it is ready unless `why_not` says why not."""

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from outlast.checkpoint.threads import begin
 from outlast.errors import ViewAbandoned, WireRefusal
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.endpoints import listen_on, member_address
@@ -245,7 +246,7 @@ class Listener:
     the address of this machine at which other hosts reach this member; "" where the run has but one. `tls`: what they
     have to show there, and this member at theirs. Whoever is left of another run, which may have had the same secret
     and this very port, is a stranger too. `followed(address, epoch)`: a coordinator says, on the door's thread, that it
-    has taken over; False if that is refused.
+    has taken over; False if that is refused. RuntimeError, MemoryError: there is no thread for its door.
     """
 
     def __init__(
@@ -265,7 +266,7 @@ class Listener:
         self.address = unix
         if not alone:
             self._open(unix, network)
-            self._thread.start()
+            begin(self._thread)
 
     def _open(self, unix: str, network: str) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from outlast.checkpoint.threads import begin
 from outlast.core.protocol.data_messages import DataNoted
 from outlast.errors import MembershipError, WireRefusal
 from outlast.runtime.transport.calls import reach
@@ -70,7 +71,7 @@ class RankPipe:
         self.on_has: Callable[[LaneHas], None] = lambda has: None
         self.on_saves: Callable[[Any], None] = lambda said: None  # `SavesSay`, or (at the other end) `SavesHear`
         self._thread = threading.Thread(target=self._read, name=f"outlast-rank-{place}", daemon=True)
-        self._thread.start()
+        begin(self._thread)
 
     def send(self, word: Any) -> None:
         """The other end's thread always reads. What cannot be sent is for one that is gone, as its end will tell."""

@@ -20,6 +20,7 @@ import threading
 import time
 from typing import NamedTuple, NoReturn
 
+from outlast.checkpoint.threads import begin
 from outlast.config import TlsFiles
 from outlast.errors import ConfigError
 from outlast.runtime.transport.tls_socket import TlsSocket, meant
@@ -77,8 +78,9 @@ class Tls:
         if not self._looking and time.monotonic() - self._looked_s >= _LOOK_S:
             self._looking = True
             try:
-                threading.Thread(target=self._look, name="outlast-certificates", daemon=True).start()
-            except RuntimeError:  # no thread is to be had: what was read holds, and a later connection tries again
+                begin(threading.Thread(target=self._look, name="outlast-certificates", daemon=True))
+            except (RuntimeError, MemoryError):
+                # no thread is to be had: what was read holds, and a later connection tries again
                 self._looked_s, self._looking = time.monotonic(), False
         return self._now
 
