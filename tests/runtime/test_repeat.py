@@ -11,11 +11,13 @@ import pytest
 SCRIPT = Path(__file__).with_name("wavering.py")
 
 
-def train(base: Path, replicas: int, kind: str) -> tuple[int, str]:
-    options = ["--replicas", str(replicas), "--run-dir", str(base / f"{kind}{replicas}")]
-    command = [sys.executable, "-m", "outlast", "run", *options, str(SCRIPT), kind]
+def train(base: Path, replicas: int, kind: str, ranks: int = 0) -> tuple[int, str]:
+    """`ranks`: the model is sharded over so many."""
+    where = base / f"{kind}{replicas}x{ranks}"
+    options = ["--replicas", str(replicas), "--run-dir", str(where), *(["--ranks", str(ranks)] if ranks else [])]
+    command = [sys.executable, "-m", "outlast", "run", *options, str(SCRIPT), kind, *["sharded"] * bool(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    logs = "".join(path.read_text() for path in sorted((base / f"{kind}{replicas}" / "logs").glob("r*.log")))
+    logs = "".join(path.read_text() for path in sorted((where / "logs").glob("r*.log")))
     return done.returncode, done.stdout + done.stderr + logs
 
 
@@ -27,6 +29,28 @@ def test_a_gradient_that_wavers_is_named_before_the_first_step(tmp_path: Path, r
     assert code == 5
     assert "the gradient of wavering.weight differs between computations of one microbatch" in text
     assert "steady" not in text.split("[DIVERGED]")[1].split("remedy")[0]
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_ranks_of_a_replica_are_asked_together(tmp_path: Path, replicas: int) -> None:
+    """Alone as in a fleet: each computes its microbatch again, and all go through the sharded model at once."""
+    code, text = train(tmp_path, replicas, "counting", ranks=2)
+    assert code == 5
+    assert "the gradient of wavering.weight differs between computations of one microbatch (r0.1, time 1;" in text
+    assert "steady" not in text.split("[DIVERGED]")[1].split("remedy")[0]
+
+
+@pytest.mark.process
+@pytest.mark.campaign
+def test_asking_the_ranks_leaves_no_trace(tmp_path: Path) -> None:
+    one, two, plain = (train(tmp_path, *how) for how in ((1, "steady", 2), (2, "steady", 2), (1, "steady", 1)))
+    text = "".join(said for _, said in (one, two, plain))
+    assert [code for code, _ in (one, two, plain)] == [0, 0, 0], text
+    assert len({line.rpartition(" ")[2] for line in text.splitlines() if "fingerprint" in line}) == 1, text
+    assert one[1].count("r0.1 saw 8 batches") >= 2, one[1]  # on both ranks six of its own, two for the check
+    assert {"r0.1 saw 5 batches", "r1.1 saw 4 batches"} <= {line.split(",")[0] for line in two[1].splitlines()}, two[1]
 
 
 @pytest.mark.process

@@ -1,11 +1,13 @@
 """A model with one layer whose gradient is not a function of its microbatch: it draws from a generator of its own,
-which begins anywhere (`wavering`) or at the same place on all replicas (`counting`)."""
+which begins anywhere (`wavering`) or at the same place on all replicas (`counting`). With `sharded` behind that, the
+model is sharded over the ranks of its replica."""
 
 from __future__ import annotations
 
 import sys
 
 import torch
+from torch.distributed.fsdp import fully_shard
 
 import outlast
 
@@ -26,6 +28,8 @@ class Wavering(torch.nn.Module):
 run = outlast.join()
 torch.manual_seed(0)
 model = Wavering()
+if "sharded" in sys.argv:
+    fully_shard(model, mesh=run.mesh())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 training = run.protect(model, optimizer, torch.randn(64, 4), global_batch_size=16, microbatches=4)
 seen = 0

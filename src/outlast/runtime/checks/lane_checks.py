@@ -30,6 +30,9 @@ class RankLook:
 class LaneChecks:
     """There are no other ranks."""
 
+    some = False
+    """Whether there are."""
+
     def suspects(self, step: int) -> set[int]:
         """Leaves under sums of theirs that are not finite."""
         return set()
@@ -50,6 +53,13 @@ class LaneChecks:
 
     def printed(self) -> list[int]:
         """Fingerprints, in their rows, of the leaf that all ranks have just computed."""
+        return []
+
+    def repeat(self, rounds: int) -> None:
+        """Have each compute its microbatch of the first leaf so often, while this rank does."""
+
+    def repeated(self) -> list[Sequence[PartRows]]:
+        """What each says of every one of these times."""
         return []
 
     def rows(self, step: int) -> list[PartRows]:

@@ -17,9 +17,19 @@ from outlast.runtime.checks.audits import FollowedAudits
 from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.checks.inspection import Inspection
 from outlast.runtime.checks.lane_checks import LaneChecks, RankLook
+from outlast.runtime.checks.reproducibility import FollowedRepeat
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.training.engine import Engine
-from outlast.runtime.transport.rank_check_words import AskRows, AuditLeaf, LaneLooked, LeafPrinted, LookCloser, RowsSaid
+from outlast.runtime.transport.rank_check_words import (
+    AskRows,
+    AuditLeaf,
+    LaneLooked,
+    LaneRepeated,
+    LeafPrinted,
+    LookCloser,
+    RepeatLeaf,
+    RowsSaid,
+)
 from outlast.runtime.view.port import Bench
 
 __all__ = ["FollowedChecks", "SiblingChecks"]
@@ -27,6 +37,8 @@ __all__ = ["FollowedChecks", "SiblingChecks"]
 
 class SiblingChecks(LaneChecks):
     """The lead's. No view ends a wait in here: the others compute what the lead does, and answer when it is done."""
+
+    some = True
 
     def __init__(self, siblings: Siblings) -> None:
         self._siblings = siblings
@@ -56,6 +68,13 @@ class SiblingChecks(LaneChecks):
     def printed(self) -> list[int]:
         return self._siblings.printed()
 
+    def repeat(self, rounds: int) -> None:
+        self._siblings.ask(lambda number: RepeatLeaf(number, rounds))
+
+    def repeated(self) -> list[Sequence[PartRows]]:
+        told: list[LaneRepeated] = self._siblings.gather(LaneRepeated)
+        return [rank.rounds for rank in told]
+
     def rows(self, step: int) -> list[PartRows]:
         self._siblings.ask(lambda number: AskRows(number, step))
         told: list[RowsSaid] = self._siblings.gather(RowsSaid)
@@ -76,18 +95,21 @@ class FollowedChecks:
         critical: Sequence[str],
     ) -> None:
         self._engine, self._guards, self._say = engine, guards, say
-        self._inspection = Inspection(bench, engine, guards)
+        self._inspection, self._repeat = Inspection(bench, engine, guards), FollowedRepeat(bench, engine)
         self._audits = FollowedAudits(bench, engine, guards, lambda value: say(LeafPrinted(value)), audit, critical)
 
     @property
     def active(self) -> bool:
-        return self._inspection.active or self._audits.active
+        return self._inspection.active or self._audits.active or self._repeat.active
 
-    def batches(self, word: LookCloser | AuditLeaf) -> Iterator[Any]:
+    def batches(self, word: LookCloser | AuditLeaf | RepeatLeaf) -> Iterator[Any]:
         """Batches that the lead's word is about, each to see one backward."""
         look = self._inspection
         if isinstance(word, AuditLeaf):
             yield from self._audits.follow(word.step, word.leaf)
+        elif isinstance(word, RepeatLeaf):
+            yield from self._repeat.follow(word.rounds)
+            self._say(LaneRepeated(word.number, tuple(self._repeat.rows)))
         elif word.what in ("watch", "again"):
             yield from look.follow(word.step, word.leaf, watched=word.what == "watch")
             if word.what == "watch" and look.seen is not None:
@@ -99,7 +121,8 @@ class FollowedChecks:
 
     def backward(self, loss: Tensor) -> None:
         """The loop's backward of the microbatch that is looked at."""
-        (self._audits if self._audits.active else self._inspection).backward(loss)
+        beside = (self._audits, self._repeat)
+        next((each for each in beside if each.active), self._inspection).backward(loss)
 
     def computed(self) -> None:
         """A microbatch of ours is in my sums: say its fingerprint, if it was taken."""

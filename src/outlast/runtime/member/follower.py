@@ -30,7 +30,14 @@ from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import metric_outside
 from outlast.runtime.training.warm_memory import at_low_priority
 from outlast.runtime.transport import rank_words as say
-from outlast.runtime.transport.rank_check_words import AskRows, AuditLeaf, LookAgain, LookCloser, RowsChosen
+from outlast.runtime.transport.rank_check_words import (
+    AskRows,
+    AuditLeaf,
+    LookAgain,
+    LookCloser,
+    RepeatLeaf,
+    RowsChosen,
+)
 
 __all__ = ["FollowingRank"]
 
@@ -82,7 +89,7 @@ class FollowingRank(FollowedLane):
                 return
             if isinstance(word, say.ComputeLeaf):
                 yield from self._one(word)
-            elif isinstance(word, LookCloser | AuditLeaf):
+            elif isinstance(word, LookCloser | AuditLeaf | RepeatLeaf):
                 yield from self.checks.batches(word)
             else:
                 self._obey(word)

@@ -52,7 +52,7 @@ class StepCourse:
 
     def __init__(self, replica: Replica, audit: float | str = 0.0, critical: Sequence[str] = ()) -> None:
         self.replica, self.engine, guards = replica, replica.engine, replica.guards
-        self.repeat = Repeat(replica, self.engine)
+        self.repeat = Repeat(replica, self.engine, guards.others)
         self.audit = Auditing(replica, self.engine, guards, lambda: replica.pace.step_s, audit, critical)
         self.inspection = Inspection(replica, self.engine, guards, guards.others)
         self.entrance = Entrance(replica.env, self.engine, self._prepared)
@@ -70,8 +70,8 @@ class StepCourse:
 
     def _batches(self, step: int, closed: Callable[[], None]) -> Iterator[Any]:
         replica, engine = self.replica, self.engine
-        if step == 0 and not replica.siblings.some:
-            yield from self.repeat.batches(self.repeat.rounds(alone=False))
+        if step == 0:
+            yield from self.repeat.batches(self.repeat.rounds(computed=False))
         while True:
             if engine.late is not None and engine.late.step == step:
                 if not replica.siblings.some:  # a forward of one rank alone would wait for the others
@@ -92,8 +92,8 @@ class StepCourse:
                     continue
                 yield from self._one(todo)
             elif isinstance(todo, Exchange):
-                if step == 0 and not replica.siblings.some:
-                    yield from self.repeat.batches(self.repeat.rounds(alone=True))
+                if step == 0:
+                    yield from self.repeat.batches(self.repeat.rounds(computed=True))
                 yield from self._exchange(todo)
 
     def _one(self, todo: Compute) -> Iterator[Any]:

@@ -16,9 +16,11 @@ __all__ = [
     "AuditLeaf",
     "LaneGrams",
     "LaneLooked",
+    "LaneRepeated",
     "LeafPrinted",
     "LookAgain",
     "LookCloser",
+    "RepeatLeaf",
     "RowsChosen",
     "RowsSaid",
     "SlicesSaid",
@@ -62,6 +64,21 @@ class AuditLeaf(msgspec.Struct, frozen=True, tag=True):
 
     step: int
     leaf: int
+
+
+class RepeatLeaf(msgspec.Struct, frozen=True, tag=True):
+    """Lead: before the first step, compute your microbatch of its first leaf so often, for its gradient's fingerprint
+    alone."""
+
+    number: int
+    rounds: int
+
+
+class LaneRepeated(msgspec.Struct, frozen=True, tag=True):
+    """Each time's fingerprints: of my microbatch's samples, and of the gradient in my rows, by parameter."""
+
+    number: int
+    rounds: tuple[tuple[tuple[str, int], ...], ...]
 
 
 class LeafPrinted(msgspec.Struct, frozen=True, tag=True):

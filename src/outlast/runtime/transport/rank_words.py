@@ -17,9 +17,11 @@ from outlast.runtime.transport.rank_check_words import (
     AuditLeaf,
     LaneGrams,
     LaneLooked,
+    LaneRepeated,
     LeafPrinted,
     LookAgain,
     LookCloser,
+    RepeatLeaf,
     RowsChosen,
     RowsSaid,
     SlicesSaid,
@@ -381,6 +383,6 @@ _Word = (
     | LaneDrained | JoinedView | LiveOutcome | BeginRun | RunBegun | TakeSave | SaveStable | LoopLeft
     | SavesSay | SavesHear | FingerprintSaid | RankFailed | RankLeft | AreYouThere | HereIAm
     | LookCloser | LaneLooked | AskRows | RowsSaid | AuditLeaf | LeafPrinted | LookAgain | SlicesSaid
-    | LaneGrams | RowsChosen
+    | LaneGrams | RowsChosen | RepeatLeaf | LaneRepeated
 )  # fmt: skip
 DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Word)
