@@ -26,6 +26,7 @@ HELD = (
 )  # fmt: skip
 HELD_TOO = (
     "in_turns", "schedule_free", "plateau_in_state", "thawed_in_stages", "hook_that_drifts", "group_at_a_time",
+    "drawn_between", "drawn_from_ones_own",
 )  # fmt: skip
 """The same ways to a joiner as those above, from other habits."""
 NAMED = {
@@ -139,6 +140,7 @@ def test_what_a_loop_keeps_to_itself_is_found_as_a_spare_takes_over(
     [
         ("unregistered", "replicas have set lr differently in step "),
         ("weighted_by_count", "which has just joined, the loss of step "),
+        ("drawn_unregistered", "which has just joined, the loss of step "),
     ],
 )
 def test_what_a_loop_keeps_to_itself_is_found_as_a_replica_joins(
@@ -151,7 +153,7 @@ def test_what_a_loop_keeps_to_itself_is_found_as_a_replica_joins(
     run.gate(6, "its successor was served", lambda: run.served("r1.2"))
     run.gate(7, "it had caught up", lambda: run.caught_up("r1.2"))
     assert run.finish() == 5, run.logs()
-    assert f"[LOOP] {'on r1.2, ' if habit == 'weighted_by_count' else ''}{said}" in run.logs()
+    assert f"[LOOP] {'' if habit == 'unregistered' else 'on r1.2, '}{said}" in run.logs()
     assert run.results() == {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,26 @@ def test_what_the_loop_does_at_an_epoch_s_start_is_done_once(tmp_path: Path, end
     assert again.epochs(Script.halve) == list(range(end, 3 * PER_EPOCH))
     assert again.seen() == whole.seen()
     assert again.seen()[1:] == (0.01 / 8, [3.0, 3.0])
+
+
+def test_what_the_loop_draws_at_an_epoch_s_start_is_drawn_again(tmp_path: Path) -> None:
+    """And behind it, before a step: resumed amid an epoch, and at the start of one."""
+
+    def drawing(script: Script) -> dict[str, float]:
+        drawn: dict[str, float] = {}
+        for epoch in script.training.epochs(3):
+            drawn[f"epoch {epoch.number}"] = random.random()
+            for step in epoch:
+                drawn[f"step {step.number}"] = float(torch.rand(()))
+                script.take(step)
+        return drawn
+
+    whole = drawing(Script(None))
+    for end in (6, 8):
+        Script(tmp_path / str(end)).until(end, lambda script: None)
+        again = drawing(Script(tmp_path / str(end)))
+        assert again.items() <= whole.items()
+        assert set(again) == {f"epoch {n}" for n in range(end // 4, 3)} | {f"step {n}" for n in range(end, 12)}
 
 
 def test_what_did_not_change_is_not_loaded_again(tmp_path: Path) -> None:

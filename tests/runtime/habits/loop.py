@@ -11,10 +11,12 @@ import fcntl
 import hashlib
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -448,6 +450,40 @@ def weighted_by_count(bench: Bench) -> None:
     bench.loss = lambda batch: loss(batch) * (1 + 0.1 * len(seen))
 
 
+def drawn_between(bench: Bench) -> None:
+    """A strength that is drawn anew before each step and after it, from the generators that everybody has."""
+    drawn = [1.0]
+
+    def before(step: Any) -> None:
+        drawn[0] += random.random() + float(torch.rand(()))
+
+    def after(step: Any) -> None:
+        drawn[0] = float(np.random.rand())
+
+    loss = bench.loss
+    bench.before, bench.after, bench.loss = before, after, lambda batch: loss(batch) * drawn[0]
+    bench.compared["drawn"] = lambda: drawn[0]
+
+
+def drawn_from_ones_own(bench: Bench, *, registered: bool = True) -> None:
+    """The same, from generators of the loop's own, which are registered."""
+    own = {"torch": torch.Generator().manual_seed(5), "numpy": np.random.default_rng(6), "python": random.Random(7)}
+    drawn = [1.0]
+
+    def draw(step: Any) -> None:
+        drawn[0] = float(torch.rand((), generator=own["torch"])) + own["numpy"].random() + own["python"].gauss(2.0, 0.1)
+
+    loss = bench.loss
+    bench.before, bench.after, bench.loss = draw, draw, lambda batch: loss(batch) * drawn[0]
+    bench.options["state"] = own if registered else {}
+    bench.compared["drawn"] = lambda: drawn[0]
+
+
+def drawn_unregistered(bench: Bench) -> None:
+    """The same, and nobody was told of them."""
+    drawn_from_ones_own(bench, registered=False)
+
+
 def average_that_follows(bench: Bench) -> None:
     """An average of the weights, registered and updated after each step by whoever takes the step."""
     average = AveragedModel(bench.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
@@ -548,7 +584,7 @@ HABITS = {
         caching_dataset, clipped_by_hand, scheduler_twice, scaled, adversaries, in_turns, schedule_free,
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
         weighted_by_count, average_that_follows, measured, stopped_by_one, evaluates, streams,
-        streams_by_loader,
+        streams_by_loader, drawn_between, drawn_from_ones_own, drawn_unregistered,
     )
 }  # fmt: skip
 

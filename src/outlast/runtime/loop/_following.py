@@ -23,6 +23,7 @@ from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
 from outlast.runtime.loop._iterators import Left, WatchedLoop
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
+from outlast.runtime.loop._own_lines import OwnLines
 from outlast.runtime.loop._step import Step
 from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.training.arguments import positive
@@ -43,6 +44,7 @@ class FollowingTraining:
 
     def __init__(self, follower: FollowingRank) -> None:
         self.replica, self.engine = follower, follower.engine
+        self._lines = OwnLines(self.engine.seed)
         self._watch = LoopWatch(
             self.engine.state, self.engine.samples.num_leaves, self.engine.witness, self.engine.shards
         )
@@ -59,7 +61,8 @@ class FollowingTraining:
     def epochs(self, num: int) -> Iterator[Epoch]:
         """Does what `Training.epochs` does."""
         size = self.steps_per_epoch
-        loop = Epochs(self.steps(positive("epochs", num) * size), size, lambda number: kept(self.engine.loop, number))
+        steps = self.steps(positive("epochs", num) * size)
+        loop = Epochs(steps, size, lambda number: kept(self.engine.loop, self._lines, number, size))
         self._epochs = weakref.ref(loop)
         return loop
 
@@ -110,6 +113,7 @@ class FollowingTraining:
         self._start()
         while (step := self.replica.next_step()) is not None:
             self._open = True
+            self._lines.before(step)
             yield Step(
                 step,
                 batches=self._batches,
@@ -166,6 +170,7 @@ class FollowingTraining:
     def _microbatches(self, step: int) -> Iterator[Any]:
         yield from self.replica.batches(step)
         self._watch.committed(self.engine.meta)
+        self._lines.after(step)
         self.replica.enter(Phase.BODY)
 
     def _backward(self, loss: Tensor) -> None:

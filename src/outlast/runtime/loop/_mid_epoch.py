@@ -1,7 +1,8 @@
 """What a loop does at an epoch's start is done once: who comes in amid the epoch goes through it again, to no effect.
 
 The state that it came in with has been through it already. So settings and registered state are put back before the
-epoch's next step; what cannot be put back is refused. Does not know why the replica came in here.
+epoch's next step; what cannot be put back is refused. What is drawn there is what those drew who began the epoch. Does
+not know why the replica came in here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.loop._iterators import values_of
+from outlast.runtime.loop._own_lines import OwnLines
 from outlast.runtime.training.loop_state import LoopState
 from outlast.runtime.training.state import State
 from outlast.tensors import local
@@ -19,11 +21,12 @@ from outlast.tensors import local
 __all__ = ["kept"]
 
 
-def kept(loop: LoopState, number: int) -> Callable[[], None]:
-    """Remember what the loop may change; step `number` is next. What is returned puts it back, and raises
-    LoopUnrepeatable where parameters, or what optimizers keep, were written."""
+def kept(loop: LoopState, lines: OwnLines, number: int, size: int) -> Callable[[], None]:
+    """Remember what the loop may change; step `number` is next, of epochs of `size` steps. What is returned puts it
+    back, and raises LoopUnrepeatable where parameters, or what optimizers keep, were written."""
     state, settings, registered = loop.state, loop.read(), loop.registered_now()
     written = values_of(_unkept(state))
+    lines.before(number // size * size)
 
     def put_back() -> None:
         if values_of(_unkept(state)) != written:
@@ -36,6 +39,7 @@ def kept(loop: LoopState, number: int) -> Callable[[], None]:
             )
         loop.write(settings)
         loop.put_registered(registered)
+        lines.before(number)
 
     return put_back
 

@@ -20,6 +20,7 @@ from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
+from outlast.runtime.loop._own_lines import OwnLines
 from outlast.runtime.loop._plain_saves import PlainSaves
 from outlast.runtime.saving.resume import begin_at_zero
 from outlast.runtime.settings.save_settings import TIMEOUT_S, SaveSettings
@@ -51,6 +52,7 @@ class PlainTraining:
         begin: Callable[[], object] = lambda: None,
     ) -> None:
         self.state, self.samples, self.clip_norm, self.seed, self.saves = state, samples, clip_norm, seed, saves
+        self.lines = OwnLines(seed)
         self.stopped = self.stop_wanted = ""
         self.opening = state.extra[KEY] = Opening(samples.steps_per_epoch if samples.known_length else 0)
         self.followers: list[Callable[[], object]] = []
@@ -86,6 +88,7 @@ class PlainTraining:
         self.samples.expect(lambda number: list(range(len(self.samples.sizes(number)))), start)
         for number in range(start, until):
             self._open = step = PlainStep(self, number)
+            self.lines.before(number)
             yield step
             self._open = None
             if not step.done:
@@ -100,9 +103,8 @@ class PlainTraining:
     def epochs(self, num: int) -> Iterator[Epoch]:
         """Does what `Training.epochs` does."""
         size = self.steps_per_epoch
-        loop = Epochs(
-            self.steps(positive("epochs", num) * size), size, lambda number: kept(LoopState(self.state), number)
-        )
+        steps = self.steps(positive("epochs", num) * size)
+        loop = Epochs(steps, size, lambda number: kept(LoopState(self.state), self.lines, number, size))
         self._epochs = weakref.ref(loop)
         return loop
 
@@ -228,6 +230,7 @@ class PlainStep:
             )
         self.done = True
         t.committed()
+        t.lines.after(self.number)
 
     def _restore(self) -> None:
         for param, grad in zip(self._training.state.params, self._training.grads, strict=True):

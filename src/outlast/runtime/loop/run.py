@@ -35,6 +35,7 @@ from outlast.runtime.saving.unsaved import watch
 from outlast.runtime.settings.protect_records import Aggregation, Audit, Data, Rules, Wanted
 from outlast.runtime.settings.save_settings import Checkpoint, beginning_of, settings_of
 from outlast.runtime.training.arguments import check_arguments, check_once, check_shares, listed
+from outlast.runtime.training.own_generators import with_generators
 from outlast.runtime.training.run_facts import facts_of, prepare_process
 from outlast.runtime.training.state import State
 from outlast.runtime.training.streams import samples_of
@@ -124,8 +125,8 @@ class Run(Whereabouts):
         `optimizer`, `scheduler`: one, or a list. `dataset`: also a stream (reference/loop), or an `outlast.Data` with
         all that belongs to it: `global_batch_size`; `microbatches`, units of work in a step, the same whoever computes
         them; `collate_fn`, `num_workers`, `shuffle`, `drop_last`, `sampler`; `bad_samples`, how many may be skipped
-        because they cannot be read. `state`: what else the loop changes, by
-        name, each with `state_dict` and `load_state_dict`; what is not given here cannot be joined or rewound.
+        because they cannot be read. `state`: what else the loop changes, by name, each with `state_dict` and
+        `load_state_dict`, or a random generator; what is not given here cannot be joined or rewound.
         `clip_norm`: largest global gradient norm. `scaler`: a `GradScaler`. `aggregation`: a robust rule in place of
         the mean, or an `outlast.Rules`, with `f`, `pre`, `rows`, `row_momentum` and `check_reducers`. `guards`:
         "default", "full", "off", or an `outlast.Guards`. `checkpoint`: "auto" for where the run's configuration says,
@@ -156,14 +157,14 @@ class Run(Whereabouts):
         scaler: Any,
         wanted: Wanted,
     ) -> Training | FollowingTraining | PlainTraining:
-        data, env = wanted.data, self._env
+        data, env, state = wanted.data, self._env, with_generators(state or {})
         check_arguments(
-            model, optimizers, schedulers, state or {}, seed=wanted.seed, clip_norm=wanted.clip_norm,
+            model, optimizers, schedulers, state, seed=wanted.seed, clip_norm=wanted.clip_norm,
             num_workers=data.num_workers, bucket_mb=wanted.bucket_mb, collate_fn=data.collate_fn,
         )  # fmt: skip
         samples = samples_of(data, seed=wanted.seed)
         check_shares(env.config.replicas, samples.num_leaves // env.at_a_time)
-        parts = State(model, optimizers, schedulers, {**(state or {}), **samples.parts()}).scaled_with(scaler)
+        parts = State(model, optimizers, schedulers, {**state, **samples.parts()}).scaled_with(scaler)
         env.config = beginning_of(wanted.keep, env.config)
         keep, facts = settings_of(wanted.keep, env.config), facts_of(env.config, parts, samples, wanted.clip_norm)
         chosen, critical = chosen_audit(wanted.audit.share, env.config), critical_of(parts, wanted.audit.params)

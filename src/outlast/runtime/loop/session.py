@@ -34,6 +34,7 @@ from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
 from outlast.runtime.loop._iterators import Left, WatchedLoop, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
+from outlast.runtime.loop._own_lines import OwnLines
 from outlast.runtime.loop._step import Step
 from outlast.runtime.loop._writer_turn import Turn
 from outlast.runtime.member.driver import Replica
@@ -54,7 +55,7 @@ class Training:
     def __init__(self, replica: Replica, audit: float | str = 0.0, critical: Sequence[str] = ()) -> None:
         self.replica, self.engine = replica, replica.engine
         self._course = StepCourse(replica, audit, critical)
-        self._evaluations = SharedEvaluations(replica, self._ended)
+        self._evaluations, self._lines = SharedEvaluations(replica, self._ended), OwnLines(self.engine.seed)
         self._inside = False  # the loop over a step's batches
         self._started = False
         self._epochs: Callable[[], Epochs | None] = lambda: None
@@ -82,7 +83,8 @@ class Training:
         """Epochs 0 … num-1 that are still to be done, each an iterable of its steps, with its `number`. What the loop
         does after an epoch's last step is done on every replica, and belongs to that step."""
         size = self.steps_per_epoch
-        loop = Epochs(self.steps(positive("epochs", num) * size), size, lambda number: kept(self.engine.loop, number))
+        steps = self.steps(positive("epochs", num) * size)
+        loop = Epochs(steps, size, lambda number: kept(self.engine.loop, self._lines, number, size))
         self._epochs = weakref.ref(loop)
         return loop
 
@@ -205,6 +207,7 @@ class Training:
         self.replica.siblings.begin_step(step)
         self._step, self._open = self._as_seen(step), True
         self._evaluations.given()
+        self._lines.before(step)
         return self._step
 
     def _as_seen(self, step: int) -> Step:
@@ -343,6 +346,7 @@ class Training:
         self._watch.committed(self.engine.meta)
         if self.replica.saves is not None:
             self._committed = values_of(self.engine.state.params)
+        self._lines.after(step)
         self.replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes
 
     def _backward(self, loss: Tensor) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import xxhash
 
+from outlast.runtime.training.own_generators import OwnGenerator
 from outlast.runtime.training.state import State
 
 __all__ = ["loop_variables"]
@@ -32,6 +33,7 @@ def loop_variables(frame: FrameType | None, state: State) -> dict[str, tuple[str
     if frame is None:
         return {}
     known = {id(part) for part in (state.model, *state.optimizers, *state.schedulers, *state.extra.values())}
+    known |= {id(part.generator) for part in state.extra.values() if isinstance(part, OwnGenerator)}
     found: dict[str, tuple[str, str]] = {}
     for name, value in _named(frame):
         if id(value) not in known and name not in found and not name.startswith("__"):
