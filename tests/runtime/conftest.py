@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -27,6 +27,7 @@ from outlast.runtime.settings.fault_points import Fault
 SCRIPT = Path(__file__).with_name("scenario.py")
 PATIENCE_S = 85.0
 _STILL = 8  # polls in which nothing has come of a step
+_VAIN = 300  # polls after which an order that waits for a step has missed those before the gate
 
 
 @functools.cache
@@ -96,21 +97,78 @@ class Fleet:
         script += ["--workers", str(workers), "--out", str(self.out), "--rule", self.shape[3]]
         script = [*other, "--steps", str(steps), "--out", str(self.out)] if other else script
         script += ["--checkpoint", json.dumps(checkpoint)] if checkpoint is not None else []
-        self._gates = {}
+        self._gates: dict[int, IO[str]] = {}
         for step in gates:
-            path = base / "gates" / str(step)
-            path.parent.mkdir(exist_ok=True)
-            self._gates[step] = path.open("w")
-            fcntl.flock(self._gates[step], fcntl.LOCK_EX)
+            self._close_gate(step)
         script += ["--gates", str(base / "gates")] if gates else []
         self.driven = Driven(
             base / "run", options, script, self.faults, program, lies=lies, flips=flips, environ=environ, prefix=prefix
         )
 
+    def _close_gate(self, step: int) -> None:
+        path = self.base / "gates" / str(step)
+        path.parent.mkdir(exist_ok=True)
+        self._gates[step] = path.open("w")
+        fcntl.flock(self._gates[step], fcntl.LOCK_EX)
+
     def gate(self, step: int, what: str, test: Callable[[], bool]) -> None:
-        """Training waits before this step until `test()` holds."""
+        """Training waits before this step until `test()` holds. Members that hear of an order only as they wait carry
+        it out after one step more: where nothing else can come, they wait before the next one instead."""
+        while step + 1 < self.shape[0] and step + 1 not in self._gates and not self._unless_in_vain(what, test, _VAIN):
+            self._close_gate(step + 1)
+            self._gates.pop(step).close()
+            step += 1
         self.until(what, test)
         self._gates.pop(step).close()
+
+    def step_on(self, what: str, test: Callable[[], bool]) -> None:
+        """Training goes through a gate each time it waits there with an order that takes a step, until `test()` holds:
+        so steps last, however slow whoever joins or leaves is."""
+        while self._gates and not self._unless_in_vain(what, test, _STILL):
+            self.open_gate()
+        self.until(what, test)
+
+    def _unless_in_vain(self, what: str, test: Callable[[], bool], polls: int) -> bool:
+        """Whether `test()` holds; not if for so many polls on end that waits for a step, and the step for the test."""
+        calls = 0
+
+        def in_vain() -> bool:
+            nonlocal calls
+            calls = calls + 1 if self.in_need() else 0
+            return calls > 2 * polls  # it is asked twice in each
+
+        self.until(what, lambda: test() or in_vain())
+        return test()
+
+    def in_need(self) -> bool:
+        """Whether what the coordinator has ordered takes a step, before which all who train wait: a joiner's snapshot,
+        another view, a save that was asked for."""
+        coming, ordered, formed, unsaved = set[str](), (0, 0), (0, 0), False
+        for event in self.driven.events:
+            if isinstance(event, ev.JoinerServed):
+                coming.add(event.replica)
+            elif isinstance(event, ev.JoinerCaughtUp | ev.ReplicaExited):
+                coming.discard(event.replica)
+            elif isinstance(event, ev.ViewInstalled):
+                ordered = (event.epoch, event.n)
+            elif isinstance(event, ev.ViewFormed):
+                formed = (event.epoch, event.n)
+            elif isinstance(event, ev.CheckpointInterval | ev.CheckpointBegan):
+                unsaved = isinstance(event, ev.CheckpointInterval) and event.reason.startswith("now: ")
+        return (bool(coming) or ordered != formed or unsaved) and self.all_wait()
+
+    def living(self) -> set[str]:
+        """Replicas that were started and have not exited."""
+        started = {e.replica for e in self.driven.events if isinstance(e, ev.ReplicaStarted)}
+        return started - {e.replica for e in self.exits()}
+
+    def all_wait(self) -> bool:
+        """Whether all who train wait at a gate: those who live of the newest view that has formed, as one that is
+        planned begins with the next step."""
+        formed = {(e.epoch, e.n) for e in self.driven.events if isinstance(e, ev.ViewFormed)}
+        views = [e for e in self.driven.events if isinstance(e, ev.ViewInstalled) and (e.epoch, e.n) in formed]
+        training = self.living().intersection(views[-1].members if views else ())
+        return bool(training) and self.at_gates({self.pid(name) for name in training})
 
     def pace(self, what: str, test: Callable[[], bool]) -> None:
         """Training takes another step each time nothing has come of the last one for a while, until `test()` holds:
@@ -141,14 +199,14 @@ class Fleet:
 
     def replace(self, struck: str, served: int, caught_up: int) -> str:
         """Of two replicas one is killed before step 4, and its successor, which is returned, joins before the gates
-        given."""
+        given. Before the second of them it is certain to take its place: a spare has no result."""
         self.until("both train", lambda: len(self.driven.members) == 2)
         self.until("both wait", lambda: self.at_gates({self.pid("r0.1"), self.pid("r1.1")}))
         self.strike(self.pid(struck))
         self.gate(4, "it was gone", lambda: self.exited(struck))  # the next steps are those of a view without it
         successor = struck.replace(".1", ".2")
         self.gate(served, "its successor was served", lambda: self.served(successor))
-        self.gate(caught_up, "it had caught up", lambda: self.caught_up(successor))
+        self.gate(caught_up, "it had caught up, and members are told", lambda: self.placed(successor))
         return successor
 
     def served(self, replica: str) -> bool:
@@ -157,6 +215,10 @@ class Fleet:
 
     def caught_up(self, replica: str) -> bool:
         return any(isinstance(e, ev.JoinerCaughtUp) and e.replica == replica for e in self.driven.events)
+
+    def placed(self, replica: str) -> bool:
+        """Whether it is of the newest view: which members enter after the next step, where it is a planned one."""
+        return replica in self.driven.members
 
     def exited(self, replica: str) -> bool:
         return any(e.replica == replica for e in self.exits())

@@ -12,39 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.conftest import PATIENCE_S
 
 from outlast.cli import main
 from outlast.core import events as ev
 from outlast.observe import status
 from outlast.prove.host_namespaces import HostNetwork, unavailable
 
-pytestmark = [pytest.mark.process, pytest.mark.campaign]
+pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.timeout(300)]
 GATES = range(3, 150, 3)
 
 
-class Paced:
-    """Training goes on a few steps at a time, until what is awaited has happened: what is asked for takes effect
-    between two steps, however slow whoever carries it out is."""
-
-    def __init__(self, run: Any) -> None:
-        self.run, self._closed = run, list(GATES)
-
-    def until(self, what: str, test: Callable[[], bool]) -> None:
-        while not test():
-            gate = self._closed[0]
-            self.run.until(f"{what}, or gate {gate}", lambda gate=gate: test() or self.run.driven.step >= gate - 1)
-            if not test():
-                self._open()
-
-    def members(self, *names: str) -> None:
-        self.until(f"{names} train", lambda: set(self.run.driven.members) == set(names))
-
-    def _open(self) -> None:
-        self.run.gate(self._closed.pop(0), "always", lambda: True)
-
-    def finish(self) -> None:
-        while self._closed:
-            self._open()
+def members(run: Any, *names: str) -> None:
+    """Training goes on a few steps at a time until these train: what is asked for takes effect between two steps."""
+    run.step_on(f"{names} train", lambda: set(run.driven.members) == set(names))
 
 
 def asked(run: Any) -> list[tuple[str, str, bool]]:
@@ -53,27 +34,27 @@ def asked(run: Any) -> list[tuple[str, str, bool]]:
 
 def test_numbers_hosts_and_processes_change_on_one_machine(fleet: Callable[..., Any], capsys: Any) -> None:
     run = fleet(replicas=2, steps=160, agents=2, gates=GATES)
-    at, paced = str(run.driven.run_dir), Paced(run)
-    paced.members("r0.1", "r1.1")
+    at = str(run.driven.run_dir)
+    members(run, "r0.1", "r1.1")
     capsys.readouterr()
     assert main(["scale", at, "--replicas", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "accepted": True, "text": "4 replicas from now on (2 before)", "leaving": []
     }  # fmt: skip
-    paced.members("r0.1", "r1.1", "r2.1", "r3.1")
+    members(run, "r0.1", "r1.1", "r2.1", "r3.1")
     assert main(["drain", "a1", at]) == 0  # where r1 and r3 are
-    paced.members("r0.1", "r1.2", "r2.1", "r3.2")
+    members(run, "r0.1", "r1.2", "r2.1", "r3.2")
     assert {e.agent for e in run.driven.events if isinstance(e, ev.ReplicaStarted) and e.replica[3:] == "2"} == {"a0"}
     assert main(["drain", "a0", at]) == 2
     assert "only host" in capsys.readouterr().err
     assert main(["evict", "r2", at, "--now"]) == 0
-    paced.members("r0.1", "r1.2", "r2.2", "r3.2")
+    members(run, "r0.1", "r1.2", "r2.2", "r3.2")
     assert main(["scale", at, "--replicas", "1"]) == 0
-    paced.members("r0.1")
+    members(run, "r0.1")
     shown = status(run.driven.events)
     drained = {agent.name: agent.detail for agent in shown.agents}
     assert (shown.num_replicas, drained) == (1, {"a0": "", "a1": "drained: it gets no replica"})
-    paced.finish()
+    run.open_gates()
     run.assert_unchanged(survivors={"r0.1"}, recoveries=1)  # of the one that was killed
     assert asked(run) == [
         ("scale", "4", True), ("drain", "a1", True), ("drain", "a0", False), ("evict", "r2", True), ("scale", "1", True)
@@ -105,8 +86,7 @@ def test_a_host_is_emptied_from_another_one_and_a_new_coordinator_keeps_it_so(
             done = subprocess.run(command, env=told | environ, capture_output=True, text=True, timeout=80)
             return done.returncode, done.stdout + done.stderr
 
-        paced = Paced(run)
-        paced.members("r0.1", "r1.1")
+        members(run, "r0.1", "r1.1")
         code, text = ask("drain", "h1", OUTLAST_SECRET="ab" * 32)
         assert (code, "it does not know this secret" in text) == (4, True), text
         code, text = ask("drain", "h1")
@@ -115,15 +95,15 @@ def test_a_host_is_emptied_from_another_one_and_a_new_coordinator_keeps_it_so(
         coordinator = [e for e in run.driven.events if isinstance(e, ev.CoordinatorStarted)][-1]
         run.strike(coordinator.pid)
         run.until("another took over", lambda: len(started(run)) == 2)
-        paced.members("r0.1", "r1.2")
+        members(run, "r0.1", "r1.2")
         assert ask("drain", "h1", "--undo")[0] == 0
         assert ask("scale", "--replicas", "3")[0] == 0
-        paced.members("r0.1", "r1.2", "r2.1")
+        members(run, "r0.1", "r1.2", "r2.1")
         [where] = [e.agent for e in run.driven.events if isinstance(e, ev.ReplicaStarted) and e.replica == "r2.1"]
         assert where.startswith("h1:")
-        paced.finish()
+        run.open_gates()
         run.assert_unchanged()
-        assert agent.wait(30) == 0
+        assert agent.wait(PATIENCE_S) == 0
 
 
 POLICY = """
@@ -142,15 +122,14 @@ def test_spares_are_held_as_the_policy_says_and_take_over(fleet: Callable[..., A
     (tmp_path / "sitecustomize.py").write_text(POLICY)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     run = fleet(replicas=2, steps=160, spares="auto", gates=GATES, slots=3, environ={"PYTHONPATH": path})
-    paced = Paced(run)
-    paced.members("r0.1", "r1.1")
+    members(run, "r0.1", "r1.1")
     run.strike(run.pid("r1.1"))
-    paced.members("r0.1", "r1.2")
+    members(run, "r0.1", "r1.2")
     run.strike(run.pid("r1.2"))
-    paced.until("the spare has caught up", lambda: run.caught_up("r2.1"))
+    run.step_on("the spare has caught up", lambda: run.caught_up("r2.1"))
     run.strike(run.pid("r0.1"))
-    paced.until("it takes over", lambda: "r2.1" in run.driven.members)
-    paced.finish()
+    run.step_on("it takes over", lambda: "r2.1" in run.driven.members)
+    run.open_gates()
     run.assert_unchanged()
     [held] = [e for e in run.driven.events if isinstance(e, ev.SparesHeld)]
     assert (held.number, held.worth) == (1, 7), "one slot is left"

@@ -97,7 +97,7 @@ def test_a_replica_that_dies_in_an_evaluation_changes_no_number(fleet: Callable[
     run.strike(run.pid("r1.1"))
     run.gate(1005, "it was gone", lambda: run.exited("r1.1"))
     run.gate(7, "its successor was served", lambda: run.served("r1.2"))
-    run.gate(8, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(8, "it had caught up, and members are told", lambda: run.placed("r1.2"))
     assert_as_alone(run, "evaluates", 24)
     assert set(run.results()) == {"r0.1", "r1.2", "r2.1"}
 
@@ -151,7 +151,7 @@ def test_what_a_loop_keeps_to_itself_is_found_as_a_replica_joins(
     run.strike(run.pid("r1.1"))
     run.gate(4, "it was gone", lambda: run.exited("r1.1"))  # step 4 is of a view without it, which then can serve
     run.gate(6, "its successor was served", lambda: run.served("r1.2"))
-    run.gate(7, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(7, "it had caught up, and members are told", lambda: run.placed("r1.2"))
     assert run.finish() == 5, run.logs()
     assert f"[LOOP] {'' if habit == 'unregistered' else 'on r1.2, '}{said}" in run.logs()
     assert run.results() == {}

@@ -55,19 +55,15 @@ class Struck(Hosts):
         self.agents[host] = self.agent(host)
 
     def living(self) -> set[str]:
-        """Replicas that were started and have not exited."""
-        started = {e.replica for e in self.run.driven.events if isinstance(e, ev.ReplicaStarted)}
-        return started - {e.replica for e in self.run.exits()}
+        found: set[str] = self.run.living()
+        return found
 
     def outside(self) -> set[str]:
         return self.living().difference(self.run.driven.members)
 
     def at_gates(self) -> bool:
-        """All that train have done every step that they may do. A view that is planned begins with the next one."""
-        formed = {(e.epoch, e.n) for e in self.run.driven.events if isinstance(e, ev.ViewFormed)}
-        views = [e for e in self.run.driven.events if isinstance(e, ev.ViewInstalled) and (e.epoch, e.n) in formed]
-        training = self.living().intersection(views[-1].members if views else ())
-        return bool(training) and bool(self.run.at_gates({self.run.pid(name) for name in training}))
+        """All that train have done every step that they may do."""
+        return bool(self.run.all_wait())
 
     def whole(self) -> bool:
         return len(self.living()) == 3 and not self.outside() and self.at_gates()
