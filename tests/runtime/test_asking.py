@@ -36,10 +36,15 @@ def test_a_run_saves_and_stops_when_it_is_asked(fleet: Callable[..., Any], tmp_p
         with Journal.open_reader(run_dir) as journal:
             return journal.get(SAVE_EPOCHS) is not None
 
-    run.gate(6, "a view and a place to save to", ready)
+    def told(what: str) -> bool:
+        return any(isinstance(event, ev.CheckpointInterval) and what in event.reason for event in run.driven.events)
+
+    run.until("a view and a place to save to", ready)
     asked.append(main(["save", str(run_dir)]))
-    run.gate(12, "a save that was asked for", saved)
+    run.gate(6, "the coordinator was told", lambda: told("now: a save was asked for"))
+    run.until("a save that was asked for", saved)
     asked.append(main(["stop", str(run_dir), "--yes"]))
+    run.gate(12, "the coordinator was told to stop", lambda: told("now: the run was asked to stop"))
     assert asked == [0, 0]
     assert run.finish() == 128 + signal.SIGTERM, run.logs()
     (end,) = [event for event in run.driven.events if isinstance(event, ev.RunFinished)]
