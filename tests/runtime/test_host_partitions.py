@@ -12,7 +12,7 @@ from tests.runtime.test_hosts import Hosts
 
 from outlast.prove.host_namespaces import HostNetwork, unavailable
 
-pytestmark = [pytest.mark.process, pytest.mark.campaign]
+pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.timeout(300)]
 _LEASE_S = 8.0
 
 

@@ -20,7 +20,7 @@ from outlast.core import events as ev
 from outlast.prove.host_namespaces import HostNetwork, unavailable
 from outlast.runtime.transport.seal import FORGED
 
-pytestmark = [pytest.mark.process, pytest.mark.campaign]
+pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.timeout(300)]
 PORT = 29400
 
 

@@ -18,8 +18,9 @@ from outlast.core import events as ev
 from outlast.journal import Journal
 from outlast.prove.host_namespaces import HostNetwork, unavailable
 
-pytestmark = [pytest.mark.process, pytest.mark.campaign]
+pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.timeout(300)]
 CLIENTS, PEERS = 2379, 2380
+_LEASE_S = 6.0  # longer than a busy machine keeps a coordinator, or etcd, from giving a sign: it is followed once
 
 
 def etcd_on(
@@ -60,7 +61,9 @@ def shared(tmp_path: Path, fleet: Callable[..., Any]) -> Iterator[Callable[..., 
         for host in range(3):
             etcd_on(net, tmp_path, host)
         record = "etcd://" + ",".join(f"{net.address(host)}:{CLIENTS}" for host in range(3))
-        yield lambda slots=2, **shape: Hosts(net, tmp_path, fleet, slots, record=record, **shape)
+        yield lambda slots=2, **shape: Hosts(
+            net, tmp_path, fleet, slots, record=record, record_lease_s=_LEASE_S, **shape
+        )
 
 
 @pytest.fixture
@@ -80,7 +83,8 @@ def secured(tmp_path: Path, fleet: Callable[..., Any]) -> Iterator[Callable[...,
 
         def made(slots: int = 2, **shape: Any) -> tuple[Hosts, Authority]:
             record = "etcds://" + ",".join(f"{net.address(host)}:{CLIENTS}" for host in range(3))
-            return Hosts(net, tmp_path, fleet, slots, record=record, told=told, **shape), authority
+            on = Hosts(net, tmp_path, fleet, slots, record=record, record_lease_s=_LEASE_S, told=told, **shape)
+            return on, authority
 
         yield made
 

@@ -18,7 +18,7 @@ from outlast.core import events as ev
 from outlast.observe import timeline
 from outlast.prove.host_namespaces import HostNetwork, unavailable
 
-pytestmark = [pytest.mark.process, pytest.mark.campaign]
+pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
