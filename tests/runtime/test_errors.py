@@ -90,6 +90,13 @@ def run(tmp_path: Path, what: str, *options: str) -> tuple[int, str, str, list[e
     return done.returncode, done.stdout, done.stderr, events
 
 
+def unhurried(tmp_path: Path) -> list[str]:
+    """Options: another process is started long after all have failed, however slow the last of them is."""
+    config = tmp_path / "unhurried.toml"
+    config.write_text("[run]\nrestart_backoff_s = 30.0\n")
+    return ["--config", str(config)]
+
+
 def alive(pid: int) -> bool:
     """Nobody may be there to reap who has ended."""
     try:
@@ -112,7 +119,7 @@ def started(events: list[ev.AnyEvent]) -> list[str]:
 
 
 def test_more_replicas_than_microbatches_is_told_once_and_nobody_is_restarted(tmp_path: Path) -> None:
-    code, out, err, events = run(tmp_path, "well", "--replicas", "3")
+    code, out, err, events = run(tmp_path, "well", "--replicas", "3", *unhurried(tmp_path))
     assert code == 2
     assert (out + err).count("3 replicas cannot share 2 microbatches") == 1
     assert "--replicas 2 or fewer" in out + err
@@ -124,7 +131,7 @@ def test_more_replicas_than_microbatches_is_told_once_and_nobody_is_restarted(tm
     [("bug", "LookupError: a bug of mine"), ("differs", "replicas that must be equal differ in bias")],
 )
 def test_the_script_s_own_error_is_shown_once(tmp_path: Path, what: str, reason: str) -> None:
-    code, out, err, events = run(tmp_path, what, "--replicas", "2")
+    code, out, err, events = run(tmp_path, what, "--replicas", "2", *unhurried(tmp_path))
     assert code == 5
     assert (out + err).count(reason) == 1
     assert (out + err).count("Traceback") == (what == "bug"), "an error of ours needs none"
@@ -156,7 +163,7 @@ def test_what_a_failed_replica_forked_dies_with_it(tmp_path: Path) -> None:
 
 def test_a_script_that_never_trains_is_told_and_not_started_again(tmp_path: Path) -> None:
     """It ends with code 0: nothing failed, and nothing was trained."""
-    code, out, err, events = run(tmp_path, "calm", "--replicas", "2")
+    code, out, err, events = run(tmp_path, "calm", "--replicas", "2", *unhurried(tmp_path))
     assert code == 5
     assert "steps() of outlast.join().protect(...) was never begun" in err
     assert "nothing to train" in out + err

@@ -39,7 +39,7 @@ class Guarded:
             if value is not True:
                 words.append(json.dumps(value) if isinstance(value, dict) else str(value))
         with Driven(base / "run", ["--config", str(config)], words, faults, flips=flips) as driven:
-            self.code = driven.finish(PATIENCE_S, lambda: None)
+            self.code = driven.finish(PATIENCE_S, lambda: None, renewed=True)  # thousands of steps may take longer
             self.events = driven.events
         self.results = {p.stem: json.loads(p.read_text()) for p in base.glob("*.json")}
         logs = sorted((base / "run" / "logs").glob("*.log"))
@@ -217,6 +217,7 @@ def test_states_are_compared_whole_in_the_first_step_of_a_view(
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(300)
 def test_a_device_that_does_it_again_is_quarantined(guarded: Callable[..., Guarded]) -> None:
     """The bit is stuck: the replica that is started in its place has it too, and no third one is started."""
     flip = Flip(replica="r1", target="parameter", step=3, parameter="last.weight", element=7, bit=12, persistent=True)
