@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.journal.etcd_members import Members, start_members
@@ -12,8 +13,9 @@ from tests.runtime.certificates import Authority, etcd_variables
 
 from outlast.config import TlsFiles
 from outlast.errors import ConfigError, EnvironmentFault
-from outlast.journal import Journal, Unreachable, access_of, check_reachable
+from outlast.journal import Journal, Unreachable, _etcd, access_of, check_reachable
 from outlast.journal._etcd import Etcd
+from outlast.journal._etcd_tls import CertificateRefused
 from outlast.runtime.host.coordinator_finder import CoordinatorFinder
 
 pytestmark = pytest.mark.process
@@ -71,6 +73,22 @@ def test_who_has_no_right_certificate_is_told_so(
     with pytest.raises(OSError, match=says):
         finder.now()
     finder.close()
+
+
+def test_a_refusal_is_told_also_where_the_time_is_up_in_a_later_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the last try has seldom the time to be refused once more."""
+    etcd, now_s = Etcd(access_of("etcd://127.0.0.1:1", {})), [0.0]
+    failures = [CertificateRefused("it wants another certificate"), TimeoutError("timed out")]
+
+    def once(*_: object) -> None:
+        now_s[0] += 1.0
+        raise failures.pop(0)
+
+    monkeypatch.setattr(_etcd, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(etcd, "_once", once)
+    with pytest.raises(Unreachable, match=r"it wants another certificate, and then 127\.0\.0\.1:1: timed out") as told:
+        etcd.range("/outlast/", 1.5)
+    assert told.value.refused == "it wants another certificate"
 
 
 def test_members_of_another_authority_are_told_nothing(members: Members, authority: Authority, tmp_path: Path) -> None:

@@ -196,7 +196,10 @@ class Etcd:
                     return answer
 
     def _unreachable(self) -> Unreachable:
-        fault = Unreachable(f"no member of etcd answers: {self._fault or 'no time'}")
+        why = self._fault or "no time"
+        if self._refusal not in why:  # the time was up in the middle of a later try
+            why = f"{self._refusal}, and then {why}"
+        fault = Unreachable(f"no member of etcd answers: {why}")
         fault.refused = self._refusal
         return fault
 
