@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -23,15 +24,19 @@ def fault(replica: str, phase: str, action: Any = "SIGKILL", **where: Any) -> Fa
 @pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP", RAISES])
 def test_waiting_for_slices_forming_a_group_receiving_a_hand_over(fleet: Callable[..., Any], action: Action) -> None:
     """r1 waits for slices; the group without it forms, and loses r2. Of r4's header of step 4 only r0 hears, commits,
-    and hands the outcome over when r4 has died: to r5, and to r3, who does not live to apply it."""
+    and hands the outcome over when r4 has died: to r5, and to r3, who does not live to apply it. Until r0 has
+    committed r4 only hangs, which has to be no deadline's by then."""
     run = fleet(
         fault("r1", "scattered", action, step=2),
         fault("r2", "connect", action, step=2),
         *(fault("r4", "header", "mute", step=4, peer=f"{peer}.1") for peer in ("r3", "r5")),
-        fault("r4", "verdict", step=4),
+        fault("r4", "verdict", "hang", step=4),
         fault("r3", "hand_over_receive", action, step=4),
-        replicas=6, microbatches=12, steps=7, max_restarts=0, formation_s=3.0,
+        replicas=6, microbatches=12, steps=7, max_restarts=0, formation_s=3.0, stall_floor_s=5.0,
     )  # fmt: skip
+    run.until("r0 was ahead", lambda: run.driven.step >= 4)
+    with contextlib.suppress(ProcessLookupError):  # by its deadline, if nobody looked for so long
+        run.strike(run.pid("r4.1"))
     run.assert_unchanged(survivors={"r0.1", "r5.1"}, recoveries=4)
 
 

@@ -61,10 +61,10 @@ def test_a_joiner_comes_while_the_others_go_on(fleet: Callable[..., Any], exchan
     """It is fed the outcome of the very step after which it is a member: with rows that is after the commit."""
     run = fleet(
         kill("r1.1", Phase.GATHER, 3, bucket=0),
-        replicas=4, steps=14, gates=(5, 8), rule=TRIMMED, on_shortfall="lower", exchange=exchange,
+        replicas=4, steps=24, gates=(5, 8), rule=TRIMMED, on_shortfall="lower", exchange=exchange,
     )  # fmt: skip
     run.gate(5, "the successor was served", lambda: run.served("r1.2"))
-    run.gate(8, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(8, "it had caught up, and members are told", lambda: run.placed("r1.2"))
     run.assert_unchanged(survivors={"r0.1", "r1.2", "r2.1", "r3.1"}, recoveries=1)
 
 
@@ -138,9 +138,11 @@ def test_who_is_ahead_hands_over_what_rules_remember(fleet: Callable[..., Any]) 
     """r0 alone hears r2's header, commits, and hands the outcome and the rows' momentum to r1 when r2 is dead."""
     run = fleet(
         Fault(replica="r2", phase="header", step=2, action="mute", peer="r1.1"),
-        kill("r2", Phase.VERDICT, 2),
-        replicas=3, steps=5, max_restarts=0, rule=MOVED, tolerated=0,
+        Fault(replica="r2", phase="verdict", step=2, action="hang"),
+        replicas=3, steps=5, max_restarts=0, rule=MOVED, tolerated=0, stall_floor_s=60.0,
     )  # fmt: skip
+    run.until("r0 was ahead", lambda: run.driven.step == 2)
+    run.strike(run.pid("r2.1"))
     run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=1)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.conftest import PATIENCE_S
 
 from outlast.core.phases import Phase
 from outlast.prove import Driven
@@ -49,12 +50,15 @@ def test_one_member_alone_has_committed_and_hands_over(fleet: Callable[..., Any]
     others; in step 4 the same again, and r0 dies while it hands over, so its commit is forgotten and made again."""
     run = fleet(
         *silence("r3", ["r1", "r2", "r4"], 2),
-        kill("r3", Phase.VERDICT, 2),
+        Fault(replica="r3", phase="verdict", step=2, action="hang"),
         *silence("r4", ["r1", "r2"], 4),
-        kill("r4", Phase.VERDICT, 4),
+        Fault(replica="r4", phase="verdict", step=4, action="hang"),
         kill("r0", Phase.HAND_OVER_SEND, 5),
-        replicas=5, steps=8, dtype="bfloat16", max_restarts=0,
+        replicas=5, steps=8, dtype="bfloat16", max_restarts=0, stall_floor_s=60.0,
     )  # fmt: skip
+    for name, step in (("r3.1", 2), ("r4.1", 4)):
+        run.until(f"r0 was ahead in step {step}", lambda step=step: run.driven.step == step)
+        run.strike(run.pid(name))
     run.assert_unchanged(survivors={"r1.1", "r2.1"}, recoveries=3)
 
 
@@ -65,8 +69,8 @@ def test_told_the_next_view_inside_the_last_backward(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text("[run]\nmax_restarts = 0\n")
     with Driven(tmp_path / "run", ["--replicas", "2", "--config", str(config)], [script, "wait"]) as driven:
-        assert driven.finish(60.0, lambda: None) == 0, driven.process.communicate()
+        assert driven.finish(PATIENCE_S, lambda: None) == 0, driven.process.communicate()
     log = (tmp_path / "run" / "logs" / "r0.1.log").read_text()
-    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60).stdout
+    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=100).stdout
     assert "waited 1 times" in log
     assert re.findall("fingerprint (.*)", log) == re.findall("fingerprint (.*)", alone) != []
