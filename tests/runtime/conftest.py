@@ -173,10 +173,8 @@ class Fleet:
     def pace(self, what: str, test: Callable[[], bool]) -> None:
         """Training takes another step each time nothing has come of the last one for a while, until `test()` holds:
         for what a step begins once a disk has done with an earlier one."""
-        self.until("two replicas are known", lambda: self.started("r0.1") and self.started("r1.1"))
-        pids = {self.pid("r0.1"), self.pid("r1.1")}
         while not test():
-            self.until("both wait before a step", lambda: test() or self.at_gates(pids))
+            self.until("all wait before a step", lambda: test() or self.members_wait())
             for _ in range(_STILL):
                 self.driven.wait(0.05)
                 self.driven.poll()
@@ -250,6 +248,11 @@ class Fleet:
         """Whether all of these processes wait at a gate, as the kernel sees it."""
         waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
         return pids <= {int(words[5]) for words in waiting}
+
+    def members_wait(self) -> bool:
+        """Whether all members of the newest view that live, and there are some, wait at a gate."""
+        living = [name for name in self.driven.members if not self.exited(name)]
+        return bool(living) and self.at_gates({self.pid(name) for name in living})
 
     def parent(self, pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

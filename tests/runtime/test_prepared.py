@@ -46,7 +46,7 @@ def test_it_outlasts_a_death(fleet: Callable[..., Any], tmp_path: Path, library:
     run.gate(4, "it was gone", lambda: run.exited(struck))
     successor = struck.replace(".1", ".2")
     run.gate(9, "its successor was served", lambda: run.served(successor))
-    run.gate(10, "it had caught up", lambda: run.caught_up(successor))
+    run.gate(10, "it had caught up, and members are told", lambda: run.placed(successor))
     assert run.finish() == 0, run.logs()
     results = run.results()
     assert set(results) == {"r0.1", "r1.1", successor} - {struck}, run.logs()

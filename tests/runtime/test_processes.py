@@ -100,13 +100,13 @@ def test_a_replica_that_raised_may_take_long_to_end(fleet: Callable[..., Any], t
     with (tmp_path / "lingers").open("w") as lingers:
         fcntl.flock(lingers, fcntl.LOCK_EX)
         script = (Path(__file__).with_name("lingering.py"), lingers.name, "--microbatches", "8", "--dtype", "float32")
-        run = fleet(fault("r1", "body", "raise", step=3), replicas=3, steps=12, gates=(7, 10), script=script)
+        run = fleet(fault("r1", "body", "raise", step=3), replicas=3, steps=30, gates=(7, 10), script=script)
         run.until("the others were further", lambda: run.driven.step == 6)
         assert state(run.pid("r1.1")) not in "XZ"
         assert not run.started("r1.2")
         lingers.close()
         run.gate(7, "another was served in its place", lambda: run.served("r1.2"))
-        run.gate(10, "it had caught up", lambda: run.caught_up("r1.2"))
+        run.gate(10, "it had caught up, and members are told", lambda: run.placed("r1.2"))
         run.assert_unchanged(survivors={"r0.1", "r1.2", "r2.1"}, recoveries=1)
     (recovery,) = run.driven.recoveries()
     assert (recovery.cause, recovery.noticed_by) in {("exception", name) for name in ("r0.1", "r1.1", "r2.1")}
