@@ -8,6 +8,7 @@ Each replica that reaches the end writes what it has; `train` without a launcher
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import fcntl
 import hashlib
 import json
@@ -23,6 +24,7 @@ from torch.nn import functional
 import outlast
 
 LATE = 5  # the step from which on the late parameter takes part
+MEMORY_S = 30.0
 
 
 class Model(nn.Module):
@@ -57,6 +59,17 @@ def pass_gate(gates: Path | None, step: int) -> None:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
+def saves_ready(training: Any) -> bool:
+    """Wait for what saves need and what is made beside the first steps: memory, and the coordinator's word of the
+    place. Whether there was anything to wait for: the first step is made without."""
+    saves = training.replica.saves
+    if saves is None or saves._prepared is None:
+        return saves is None
+    concurrent.futures.wait([saves._prepared], MEMORY_S)
+    saves._await(lambda: saves._base is not None, lambda: False, MEMORY_S)
+    return True
+
+
 def train(
     steps: int,
     microbatches: int,
@@ -82,7 +95,9 @@ def train(
     burden = torch.ones(400, 400) if run.name.startswith(os.environ.get("SLOW_REPLICA", "?")) else None
     losses: dict[int, float] = {}
     norms: dict[int, float | None] = {}
+    ready = gates is None
     for step in training.steps(until=steps):
+        ready = ready or saves_ready(training)  # who waits at gates for the save of a step has to be able to make it
         pass_gate(gates, step.number)
         for tokens, targets in step:
             for _ in range(10 if burden is not None else 0):

@@ -23,8 +23,10 @@ def test_writers_die_in_saves(fleet: Callable[..., Any], tmp_path: Path) -> None
         strike("r2", Phase.SAVE_DATA_DURABLE, 2),
         strike("r3", Phase.SAVE_PART_DURABLE, 3),
         replicas=4, steps=60, checkpoint_dir=str(tmp_path / "c"), checkpoint_every=2, checkpoint_keep=100,
-        max_restarts=0,
+        max_restarts=0, gates=range(3, 60),
     )  # fmt: skip
+    run.pace("each had saved until it died", lambda: all(map(run.exited, ("r1.1", "r2.1", "r3.1"))))
+    run.open_gates()
     run.assert_unchanged(survivors={"r0.1"}, recoveries=3)
     steps = assert_generations(tmp_path / "c")
     assert steps == sorted(steps)
@@ -57,12 +59,19 @@ def test_the_only_writer_dies_in_a_save_and_a_spare_takes_its_place(
     fleet: Callable[..., Any], tmp_path: Path, phase: Phase
 ) -> None:
     """Before anything of the save is on disk, and with all of it there and its promise not given: the next are made."""
+    before, after = (4, 8, 12), (20, 24, 28, 32)
+    gates = [1, 4, *(step + 1 for step in before), *(step + 4 for step in after)]
     run = fleet(
-        strike("r0", phase, 4), replicas=1, spares=1, steps=40, gates=(1, 4), max_restarts=0,
+        strike("r0", phase, 4), replicas=1, spares=1, steps=40, gates=gates, max_restarts=0,
         checkpoint_dir=str(tmp_path / "c"), checkpoint_every=4, checkpoint_keep=100,
     )  # fmt: skip
     run.gate(1, "the spare was served", lambda: run.served("r1.1"))
     run.gate(4, "it had caught up", lambda: run.caught_up("r1.1"))
+    saved = lambda first: [e.step for e in run.saved() if e.step > first]  # noqa: E731
+    for step in before:
+        run.gate(step + 1, f"step {step} was saved", lambda step=step: step in saved(0))
+    for number, step in enumerate(after, 1):
+        run.gate(step + 4, "it had saved on", lambda number=number: len(saved(16)) >= number)
     run.assert_unchanged(survivors={"r1.1"}, recoveries=1)
     steps = assert_generations(tmp_path / "c")
     assert steps[-1] == 40

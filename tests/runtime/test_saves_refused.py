@@ -153,8 +153,8 @@ def test_permission_lost_midway_and_given_back(fleet: Callable[..., Any], own_di
     place = own_disk / "c"
     run = fleet(replicas=2, steps=16, gates=(5, 9), checkpoint_dir=str(place), checkpoint_every=4)
     run.until("step 4 was saved", lambda: [e.step for e in run.saved()] == [4])
-    subprocess.run(["mount", "-o", "remount,ro", str(own_disk)], check=True)
-    run.gate(5, "the disk may only be read", lambda: True)
+    remount = ["mount", "-o", "remount,ro", str(own_disk)]  # refused as long as somebody has a file there to write to
+    run.gate(5, "the disk may only be read", lambda: subprocess.run(remount, capture_output=True).returncode == 0)
     run.until("the save of step 8 failed", lambda: [e.step for e in failed(run)] == [8])
     assert steps_in(str(place)) == [4]
     assert "Read-only file system" in said(run)
@@ -170,7 +170,7 @@ def test_a_write_that_never_returns_costs_its_save_and_holds_nobody_up(
 ) -> None:
     """r1's disk hangs in its second save. Its memory stays taken, so no more is saved; the run ends all the same."""
     place = tmp_path / "c"
-    checkpoint = {"dir": str(place), "every": 2, "timeout_s": 1.0}
+    checkpoint = {"dir": str(place), "every": 2, "timeout_s": 8.0}  # which the other's disk, a busy one, keeps to
     run = fleet(
         strike("r1", Phase.SAVE_WRITTEN, 2, "hang"), replicas=2, steps=12, gates=(7,), checkpoint=checkpoint,
         max_restarts=0,
@@ -181,7 +181,7 @@ def test_a_write_that_never_returns_costs_its_save_and_holds_nobody_up(
     )  # UNSAVED: the last step is in no checkpoint
     lost = failed(run)[0]
     assert lost.cause == "writer_failed"
-    assert "has not returned for 1 s" in lost.reason
+    assert "has not returned for 8 s" in lost.reason
     assert lost.step not in assert_generations(place)
     delayed = [e for e in run.driven.events if isinstance(e, ev.CheckpointDelayed)]
     assert {e.replica for e in delayed} == {"r1.1"}
@@ -194,7 +194,7 @@ def test_a_publication_that_never_returns_is_told_and_the_run_ends(fleet: Callab
     place = tmp_path / "c"
     run = fleet(
         strike("coordinator.1", Phase.PUBLISH_BEGAN, 2, "hang"), replicas=2, steps=12, gates=(3, 7),
-        checkpoint={"dir": str(place), "every": 2, "timeout_s": 4.0},
+        checkpoint={"dir": str(place), "every": 2, "timeout_s": 8.0},
     )  # fmt: skip
     run.gate(3, "the first was published", lambda: run.saved() != [])  # or a later one would be, in its place
     run.gate(7, "a publication was given up", lambda: failed(run) != [])
@@ -202,6 +202,6 @@ def test_a_publication_that_never_returns_is_told_and_the_run_ends(fleet: Callab
         survivors={"r0.1", "r1.1"}, recoveries=0, code=10
     )  # UNSAVED: the last step is in no checkpoint
     assert {e.cause for e in failed(run)} <= {"publish_failed", "superseded"}
-    assert "the store has not answered for 4 s" in failed(run)[0].reason
+    assert "the store has not answered for 8 s" in failed(run)[0].reason
     assert assert_generations(place) == [e.step for e in run.saved()]
     assert len(run.saved()) == 1
