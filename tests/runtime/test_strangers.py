@@ -21,6 +21,7 @@ PEAK_KIB = {"coordinator": 96 << 10, "agent": 64 << 10, "replica": 640 << 10}
 
 
 MUCH = 20 << 20  # bytes, for the memory that may not grow with them
+PLACES = {"the coordinator's port", "r0.1's socket", "r1.1's socket"}
 
 
 def peaks(run_dir: Path) -> dict[str, int]:
@@ -48,21 +49,26 @@ def told(run: Any) -> list[str]:
     return [row.what for row in timeline(run.driven.events) if "stranger" in row.what]
 
 
+def refused(run: Any) -> set[str]:
+    """Where somebody was, as the run has told."""
+    return {e.place for e in run.driven.events if isinstance(e, ev.Refused)}
+
+
 def assert_only_counted(run: Any, stranger: Stranger, seen: dict[str, int]) -> None:
     assert {kind: kib for kind, kib in seen.items() if kib > PEAK_KIB[kind]} == {}
     assert len(told(run)) == 1, told(run)
-    refused = [e for e in run.driven.events if isinstance(e, ev.Refused)]
-    assert {e.place for e in refused} >= {"the coordinator's port", "r0.1's socket", "r1.1's socket"}
-    assert len(refused) < 200, "a flood of strangers became a flood of events"
+    assert refused(run) >= PLACES
+    many = [e for e in run.driven.events if isinstance(e, ev.Refused)]
+    assert len(many) < 200, "a flood of strangers became a flood of events"
 
 
 def test_strangers_before_during_and_after_views_form(fleet: Callable[..., Any]) -> None:
     """One replica dies and comes back while everything that listens is spoken to without an end."""
     run = fleet(
-        Fault(replica="r1.1", phase="scatter", action="SIGKILL", step=3), replicas=3, steps=60, gates=(6, 9, 50)
+        Fault(replica="r1.1", phase="scatter", action="SIGKILL", step=3), replicas=3, steps=60, gates=(3, 6, 9, 50)
     )  # fmt: skip
     with Stranger(run.driven.run_dir, 7, pause_s=0.02) as stranger:
-        run.until("strangers had been at all of them", lambda: len(stranger.reached) >= 4)
+        run.gate(3, "strangers had been at all of them", lambda: len(stranger.reached) >= 4 and refused(run) >= PLACES)
         run.gate(6, "it was served", lambda: run.served("r1.2"))
         run.gate(9, "it had caught up", lambda: run.caught_up("r1.2"))
         run.gate(50, "it was a member, and strangers had spoken to it", lambda: "r1.2" in run.driven.members
@@ -81,7 +87,7 @@ def test_strangers_beside_many_deaths(fleet: Callable[..., Any], seed: int) -> N
         Fault(replica="r2.1", phase="roll_call", action="SIGKILL", count=2),
         Fault(replica="r3.1", phase="body", action="SIGKILL", step=9),
         Fault(replica="coordinator.1", phase="tell", action="SIGKILL", count=3),
-        replicas=4, spares=1, steps=300, gates=(290,),
+        replicas=4, spares=1, steps=300, gates=(8, 290),
     )  # fmt: skip
     with Stranger(run.driven.run_dir, seed, pause_s=0.01) as stranger:
         seen: dict[str, int] = {}
@@ -91,6 +97,7 @@ def test_strangers_beside_many_deaths(fleet: Callable[..., Any], seed: int) -> N
                 seen[kind] = max(kib, seen.get(kind, 0))
             return run.driven.step >= 250
 
+        run.gate(8, "strangers had been at who dies next", lambda: refused(run) >= PLACES)
         run.until("most was done", look)
         run.gate(290, "strangers had said much", lambda: stranger.sent_bytes > MUCH)
         run.assert_unchanged()
