@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_ports
 
 from outlast.cli import main
 from outlast.cli._tls_options import tls_given
@@ -158,11 +159,6 @@ def test_strangers_at_the_probes_keep_nobody_from_an_answer() -> None:
 
 
 # --- the agent ------------------------------------------------------------------------------------------------------
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
 @pytest.mark.process
 def test_an_agent_that_waits_for_the_run_goes_when_it_is_asked() -> None:
     """As a container's first process it has no other way: the kernel keeps from it what it does not ask for."""
@@ -187,7 +183,7 @@ def test_an_agent_is_ended_restarted_in_place_and_comes_back_at_another_address(
 ) -> None:
     """Its probes tell how it is. Asked to go it goes (143), twice or not; killed and started again under its name at
     another address it is a host of the run as before."""
-    secret, port, probes = secrets.token_hex(32), free_port(), [free_port(), free_port()]
+    secret, (port, *probes) = secrets.token_hex(32), free_ports(3)
     clean = {key: value for key, value in os.environ.items() if not key.startswith("OUTLAST_")}
     started: list[subprocess.Popen[bytes]] = []
 
@@ -232,7 +228,7 @@ def test_an_agent_is_ended_restarted_in_place_and_comes_back_at_another_address(
         run.until("it was a member", lambda: set(run.driven.members) == {"r0.1", "r1.2"})
         for _ in range(3):  # a preStop hook's, and then the kubelet's own
             second.send_signal(signal.SIGTERM)
-        run.gate(50, "it trains no more", lambda: True)
+        run.gate(50, "it trains no more", lambda: run.driven.members == ["r0.1"])
         assert second.wait(60) == 143
         run.assert_unchanged()
     finally:

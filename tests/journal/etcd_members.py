@@ -6,12 +6,12 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ports import free_ports
 from tests.runtime.certificates import by_tls, etcd_variables
 
 from outlast.config import TlsFiles
@@ -21,12 +21,6 @@ from outlast.journal._etcd import Etcd
 __all__ = ["Members", "start_members"]
 
 _SOON = ["--heartbeat-interval", "50", "--election-timeout", "400"]
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [sock.getsockname()[1] for sock in socks]
 
 
 class Members:

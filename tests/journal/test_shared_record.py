@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.journal.etcd_members import Members, free_ports, start_members
+from tests.journal.etcd_members import Members, start_members
+from tests.ports import free_ports
 
 from outlast.cli._run import _check_record
 from outlast.config import RunConfig, encoded, resolve

@@ -18,6 +18,8 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
+from tests.ports import free_ports
+
 from outlast.journal import Journal
 from outlast.observe.web import Board, Serving, listen
 
@@ -121,9 +123,7 @@ def asked(port: int, path: str) -> Any:
 @pytest.mark.process
 @pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (Debian: prometheus)")
 def test_a_real_prometheus_scrapes_a_run_and_loads_the_rules(served: Serving, tmp_path: Path) -> None:
-    own = listen(0)
-    port = own.getsockname()[1]
-    own.close()
+    [port] = free_ports(1)
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "rule_files": [str(RULES)],
         "scrape_configs": [
