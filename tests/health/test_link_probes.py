@@ -45,7 +45,7 @@ def leaves(hosts: dict[str, str]) -> dict[str, list[str]]:
 def probed(fabric: Fabric, rounds: int, lose: Callable[[str, str, int], bool], **more: Any) -> list[ProbedPair]:
     """All hosts in this process, a thread each; who is done answers until all are."""
     probes = {
-        host: LinkProbe(fabric, host, wait_s=0.5 if more else 20.0, late_s=60.0, count=10,
+        host: LinkProbe(fabric, host, wait_s=3.0 if more else 20.0, late_s=60.0, count=10,
                         lose=lambda target, number, host=host: lose(host, target, number))
         for host in fabric.hosts
     }  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.runtime.conftest import PATIENCE_S
 
 from outlast.core import events as ev
 from outlast.prove import Driven
@@ -28,7 +29,7 @@ def patient_run(base: Path, replicas: int, steps: int, visit: Callable[[Driven],
 
 def held_by_a_debugger(driven: Driven) -> None:
     """Attach to one member in the middle of the run, hold it until its peers have complained, let it go."""
-    driven.until("it trains", lambda: driven.step >= 20, 60.0, lambda: None)
+    driven.until("it trains", lambda: driven.step >= 20, PATIENCE_S, lambda: None)
     pid = next(e.pid for e in driven.events if isinstance(e, ev.ReplicaStarted) and e.replica == "r2.1")
     if _libc.ptrace(PTRACE_ATTACH, pid, 0, 0) != 0:
         pytest.skip("this machine allows no debugger")
@@ -67,4 +68,4 @@ def test_a_healthy_step_sends_the_coordinator_nothing_but_heartbeats(tmp_path: P
     driven = patient_run(tmp_path, 2, 160, lambda driven: None)
     counts = [e.messages for e in driven.events if isinstance(e, ev.ProgressMade)]
     assert len(counts) >= 3
-    assert set(counts[1:]) == {2}, "each member says once that its view has formed"
+    assert max(counts) == counts[-1] == 2, "each member says once that its view has formed"

@@ -26,7 +26,7 @@ def test_stopped_hung_and_cut_off(fleet: Callable[..., Any]) -> None:
         fault("r3", "body", "hang", 9),
         fault("r4", "header", "mute", 11, peer="r0.1"),
         fault("r5", "roll_call", "hang", 12),
-        replicas=6, steps=14, max_restarts=0, outside_s=3.0, formation_s=2.0,
+        replicas=6, steps=14, max_restarts=0, outside_s=8.0, formation_s=2.0,
     )  # fmt: skip
     run.assert_unchanged(recoveries=5)
     assert {e.cause for e in run.exits() if e.cause != "finished"} == {"evicted"}

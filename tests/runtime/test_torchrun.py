@@ -78,7 +78,7 @@ def test_the_interpreter_s_options_are_passed_on_by_their_variables() -> None:
     options += ["-d", "-W", "ignore:a, b:UserWarning"]
     command = [sys.executable, *options, "-b", "-q", "-X", "mine=1", "-c", _SHOWN, repr(TOLD)]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON") or key == "PYTHONPATH"}
-    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     told = ast.literal_eval(done.stdout)
     assert told == {

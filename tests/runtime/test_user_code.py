@@ -32,7 +32,7 @@ def test_python_that_never_returns(fleet: Callable[..., Any]) -> None:
     run = fleet(
         Fault(replica="r1", phase="body", step=4, action="spin"),
         Fault(replica="r2", phase="backward", step=6, action="spin"),
-        replicas=3, steps=8, max_restarts=0, outside_s=2.5,
+        replicas=3, steps=8, max_restarts=0, outside_s=8.0,
     )  # fmt: skip
     run.assert_unchanged(survivors={"r0.1"}, recoveries=2)
     reasons = [e.evidence for e in run.driven.events if isinstance(e, ev.Suspected) and e.decision == "evict"]

@@ -58,7 +58,7 @@ def test_a_wait_that_is_over_goes_on_with_fewer(fleet: Callable[..., Any]) -> No
 
 def test_too_few_save_and_stop_and_what_was_saved_goes_on(fleet: Callable[..., Any], tmp_path: Path) -> None:
     kept = str(tmp_path / "kept")
-    run = fleet(kill("r1.1", Phase.BACKWARD, 3), replicas=2, steps=400, min_replicas=2, max_restarts=0,
+    run = fleet(kill("r1.1", Phase.BACKWARD, 3), replicas=2, steps=4000, min_replicas=2, max_restarts=0,
                 checkpoint_dir=kept, checkpoint_every=1000)  # fmt: skip
     assert run.finish() == 4, run.logs()
     [said] = decided(run)
