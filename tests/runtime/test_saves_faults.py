@@ -22,15 +22,15 @@ def test_writers_die_in_saves(fleet: Callable[..., Any], tmp_path: Path) -> None
         strike("r1", Phase.SAVE_SEALED, 1),
         strike("r2", Phase.SAVE_DATA_DURABLE, 2),
         strike("r3", Phase.SAVE_PART_DURABLE, 3),
-        replicas=4, steps=60, checkpoint_dir=str(tmp_path / "c"), checkpoint_every=2, checkpoint_keep=100,
-        max_restarts=0, gates=range(3, 60),
+        replicas=4, steps=30, checkpoint_dir=str(tmp_path / "c"), checkpoint_every=2, checkpoint_keep=100,
+        max_restarts=0, gates=range(3, 30),
     )  # fmt: skip
     run.pace("each had saved until it died", lambda: all(map(run.exited, ("r1.1", "r2.1", "r3.1"))))
     run.open_gates()
     run.assert_unchanged(survivors={"r0.1"}, recoveries=3)
     steps = assert_generations(tmp_path / "c")
     assert steps == sorted(steps)
-    assert steps[-1] == 60
+    assert steps[-1] == 30
     assert [e.step for e in run.saved()] == steps
     lost = [e for e in run.driven.events if isinstance(e, ev.CheckpointFailed)]
     assert {e.cause for e in lost} <= {"view_changed", "superseded"}, f"{lost}\n{run.logs()}"
