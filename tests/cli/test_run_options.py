@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from outlast.cli import _run, main
@@ -67,6 +70,18 @@ def test_what_may_be_a_number_or_a_word_is_told_so(
     assert launched == []
 
 
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package in the working directory, with a module `train`; to import it is an error."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise SystemExit('not to be imported')\n")
+    (folder / "train.py").write_text("raise SystemExit('not to be run')\n")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.mark.usefixtures("package")
 def test_a_module_and_its_options(launched: list[Any]) -> None:
     assert main(["run", "--replicas", "2", "--json", "-m", "package.train", "--steps", "5", "data", "--json"]) == 0
     assert main(["run", "--replicas=4", "-m", "package.train"]) == 0
@@ -74,6 +89,51 @@ def test_a_module_and_its_options(launched: list[Any]) -> None:
         (2, ["-m", "package.train", "--steps", "5", "data", "--json"]),
         (4, ["-m", "package.train"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("nosuchmodule", "no module nosuchmodule\n"),
+        ("package.tran", "no module package.tran\n"),
+        ("package.train.more", "no module package.train.more\n"),
+        ("package/train.py", "no module package/train.py: a script is given without -m\n"),
+        ("", "no module \n"),
+        ("package", "package is a package without a __main__, which cannot be run\n"),
+        ("package.broken", "broken.py, line 1: "),
+    ],
+)
+@pytest.mark.parametrize("command", [["run"], ["prove", "run"], ["prove", "gate"], ["ckpt", "resume-check"]])
+def test_a_module_that_cannot_be_run_is_refused_before_anything_is_started(
+    command: list[str], module: str, words: str, package: Path, launched: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (package / "broken.py").write_text("for (\n")
+    assert main([*command, "-m", module, "--steps", "5"]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert f"remedy: outlast {' '.join(command)} [OPTIONS] " in err or "remedy: mend the script first" in err
+    assert launched == []
+
+
+def test_what_only_python_can_tell_of_a_module_is_left_to_it(package: Path, launched: list[Any]) -> None:
+    (package / "__init__.py").write_text("__path__.append('elsewhere')\n")
+    (package.parent / "my-train.py").write_text("")
+    for module in ("package.made", "package", "my-train", "json.tool", "outlast.examples.gpt"):
+        assert main(["run", "-m", module]) == 0
+    assert [command[2] for _, command in launched] == [
+        "package.made", "package", "my-train", "json.tool", "outlast.examples.gpt",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [["prove", "run"], ["prove", "gate"], ["ckpt", "resume-check"]])
+def test_a_script_that_is_no_python_is_not_proved(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("x = 1\nfor (\n")
+    assert main([*command, str(tmp_path / "train.py")]) == 2
+    err = capsys.readouterr().err
+    assert "train.py, line 2: " in err
+    assert "remedy: mend the script first" in err
 
 
 def test_a_file_of_settings_is_outranked(tmp_path: Path, launched: list[Any]) -> None:
@@ -104,6 +164,97 @@ def test_what_cannot_be_meant_is_refused(
     assert main(["run", *[train if arg == "SCRIPT" else arg for arg in args]]) == 2
     assert reason in capsys.readouterr().err
     assert not launched
+
+
+TOO_LONG = "x" * 300  # a name that nobody can ask for, root neither
+
+
+def of_begin(tmp_path: Path) -> dict[str, str]:
+    """Places to begin from, by what is there."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "weights.pt").write_bytes(b"PK")
+    (tmp_path / "cut.safetensors").write_bytes(b"12")
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").write_bytes(b"")
+    (tmp_path / "damaged" / "manifests").mkdir(parents=True)
+    (tmp_path / "damaged" / "manifests" / "g0000000007.json").write_bytes(b"{}")
+    there = {name: str(tmp_path / name) for name in ("empty", "weights.pt", "cut.safetensors", "dcp", "damaged")}
+    return there | {"long": TOO_LONG, "seven": f"{tmp_path / 'empty'}@7", "damaged seven": there["damaged"] + "@7"}
+
+
+@pytest.mark.parametrize(
+    ("option", "what", "words", "code"),
+    [
+        ("--resume", "empty", "there is no checkpoint at {empty}\n", 7),
+        ("--resume", "seven", "there is no checkpoint at {empty}\n", 7),
+        ("--resume", "weights.pt", "resume: {weights.pt} is no directory", 2),
+        ("--resume", "dcp", "remedy: outlast ckpt import {dcp} NEW, then --init-from NEW", 7),
+        ("--resume", "damaged", "no generation at {damaged} can be read: generation 7: ", 7),
+        ("--resume", "damaged seven", "`outlast ckpt verify {damaged}`", 7),
+        ("--resume", "long", "xxx cannot be read: File name too long", 2),
+        ("--init-from", "empty", "there is no checkpoint at {empty}\n", 7),
+        ("--init-from", "seven", "there is no checkpoint at {empty}\n", 7),
+        ("--init-from", "weights.pt", "{weights.pt} is a file, and none of safetensors", 7),
+        ("--init-from", "cut.safetensors", "holds 2 bytes, less than a header's length", 7),
+        ("--init-from", "dcp", "{dcp} is a checkpoint of torch's DCP", 7),
+        ("--init-from", "damaged", "no generation at {damaged} can be read: generation 7: ", 7),
+        ("--init-from", "long", "xxx cannot be read: File name too long", 2),
+        ("--checkpoint-dir", "long", "xxx cannot be read: File name too long", 2),
+    ],
+)
+def test_a_place_that_holds_nothing_to_begin_with_is_refused_before_replicas_are_started(
+    option: str, what: str, words: str, code: int, tmp_path: Path, launched: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    places = of_begin(tmp_path)
+    assert main(["run", option, places[what], script(tmp_path)]) == code
+    err = capsys.readouterr().err
+    for name, place in places.items():
+        words = words.replace(f"{{{name}}}", place)
+    assert words in err
+    assert "remedy: " in err
+    assert launched == []
+
+
+@pytest.mark.parametrize("option", ["--resume", "--init-from"])
+@pytest.mark.parametrize("function", ["listdir", "stat"])
+def test_a_directory_that_may_not_be_read_is_refused_before_replicas_are_started(
+    option: str, function: str, tmp_path: Path, launched: list[Any], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """As others than root meet it: who runs the tests may be root, who reads everything."""
+    place, real = tmp_path / "theirs", getattr(os, function)
+
+    def refuses(path: Any, *args: Any, **options: Any) -> Any:
+        if str(path).startswith(str(place)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *args, **options)
+
+    place.mkdir()
+    monkeypatch.setattr(os, function, refuses)
+    assert main(["run", option, str(place), script(tmp_path)]) in (2, 7)
+    err = capsys.readouterr().err
+    assert f"{place} cannot be read: Permission denied\n" in err
+    assert "remedy: see its " in err
+    assert launched == []
+
+
+def test_a_generation_that_is_not_there_is_refused_with_those_that_are(
+    tmp_path: Path, launched: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import safetensors.numpy
+
+    file, place = tmp_path / "w.safetensors", tmp_path / "kept"
+    safetensors.numpy.save_file({"w": numpy.zeros(2)}, str(file))
+    assert main(["ckpt", "import", str(file), str(place)]) == 0
+    for option in ("--resume", "--init-from"):
+        assert main(["run", option, f"{place}@7", script(tmp_path)]) == 7
+        err = capsys.readouterr().err
+        assert f"there is no generation 7 at {place}\n" in err
+        assert f"remedy: there: 0; `outlast ckpt ls {place}` lists them" in err
+    assert launched == []
+    assert main(["run", "--init-from", f"{place}@0", script(tmp_path)]) == 0
+    assert main(["run", "--init-from", str(file), script(tmp_path)]) == 0
 
 
 def test_a_busy_port_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

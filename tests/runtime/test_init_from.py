@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_checkpoints
 from torch import nn
 
 import outlast
@@ -92,6 +93,32 @@ def test_a_run_begins_with_weights_by_name(
     assert train(Net(5), 2, init_from=placed(folder, kind)) == one_more
     told = capfd.readouterr().err
     assert "begins at step 0 with 9 tensors of " in told or off
+
+
+@here
+@pytest.mark.parametrize("layout", ["weights", "with an optimizer", "below one key"])
+def test_weights_in_a_checkpoint_of_torch_s_begin_a_run_once_they_are_imported(
+    source: tuple[Path, dict[str, torch.Tensor]], layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, wanted = source
+    theirs, imported = str(folder / "dcp"), str(folder / "imported")
+    state: dict[str, Any] = wanted
+    if layout != "weights":
+        optimizer = {"state": {"0": {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-2, "params": [0]}]}
+        state = {"model": wanted, "optim": optimizer, "step": 7}
+    torch_checkpoints.save({"app": state} if layout == "below one key" else state, checkpoint_id=theirs, no_dist=True)
+    with pytest.raises(CheckpointError, match=rf"DCP\n.*\n.*outlast ckpt import {theirs} NEW, then --init-from NEW"):
+        train(Net(5), 2, init_from=theirs)
+    assert main(["ckpt", "import", theirs, imported]) == 0
+    expected = Net(5)
+    expected.load_state_dict(wanted)
+    one_more = train(expected, 2)
+    assert train(Net(5), 2, init_from=imported) == one_more
+    # The same once more as files of safetensors, which carry the tree.
+    assert main(["ckpt", "export", imported, str(folder / "files")]) == 0
+    capsys.readouterr()
+    assert train(Net(5), 2, init_from=str(folder / "files")) == one_more
+    assert "begins at step 0 with 9 tensors of " in capsys.readouterr().err
 
 
 @here

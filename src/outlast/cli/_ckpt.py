@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlast.cli._ckpt_settings import settings_lines, settings_row
+from outlast.cli._script_checks import checked_script
 
 if TYPE_CHECKING:
     from outlast.checkpoint import Head
@@ -210,6 +211,8 @@ def resume_check_(
         raise wrong(
             f"no option {script[0]}", "outlast ckpt resume-check --help; the script's own options follow its name"
         )
+    path, module = (None, "".join(script[1:2])) if script[0] == "-m" else (script[0], None)
+    checked_script(path, module, [], "outlast ckpt resume-check [OPTIONS] train.py ARGS…")
     with tempfile.TemporaryDirectory(prefix="outlast-resume-") as folder:
         place = pathlib.Path(keep or folder)
         with progress_line("runs", counts=True) as progress:

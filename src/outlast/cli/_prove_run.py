@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from outlast.cli._prove_report import exit_code, print_report, write_page
+from outlast.cli._script_checks import checked_script
 from outlast.errors import ConfigError, EnvironmentFault, nearest
 
 if TYPE_CHECKING:
@@ -99,14 +100,10 @@ def check_file(path: Path | None) -> None:
 
 
 def script_of(script: str | None, module: str | None, args: list[str], command: str, log: str = "") -> list[str]:
-    """What is trained. ConfigError if there is none."""
+    """What is trained. ConfigError if there is none, or none that Python could begin."""
     before = f"outlast prove {command} [OPTIONS]"
     usage = f"{before} {log}train.py ARGS…" + ("" if log else f", or {before} -m MODULE ARGS…")
-    if module is not None:
-        return ["-m", module, *([] if script is None else [script]), *args]
-    if script is None or not Path(script).is_file():
-        raise ConfigError("no script given" if script is None else f"no script {script}", remedy=usage)
-    return [script, *args]
+    return checked_script(script, module, args, usage)
 
 
 # --- the campaign ----------------------------------------------------------------------------------------------------

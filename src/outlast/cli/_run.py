@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import click
 import typer
 from typer.core import TyperCommand
 
 from outlast.cli._of_others import hint_for
+from outlast.cli._script_checks import checked_script
 from outlast.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -170,7 +172,7 @@ def _check_audit(config: Any) -> None:
 def _check_places(config: Any) -> None:
     """Local places that cannot be right are told now, not by every replica once it has loaded."""
     keep, begin = config.checkpoint_dir, config.resume
-    if keep and "://" not in keep and Path(keep).exists() and not Path(keep).is_dir():
+    if keep and "://" not in keep and _kind_of(keep, "checkpoint_dir") == "file":
         raise ConfigError(f"checkpoint_dir {keep} is no directory", remedy="give a directory, or a URL")
     if keep:
         from outlast.checkpoint.room import tried
@@ -178,55 +180,47 @@ def _check_places(config: Any) -> None:
         tried(keep, 0, _TRY_S)
     if begin not in ("auto", "never") and "://" not in begin:
         place, at, number = begin.rpartition("@")
-        if not Path(place if at and number.isdigit() and not Path(begin).is_dir() else begin).is_dir():
-            raise ConfigError(f"resume: there is no directory {begin}", remedy="auto, never, DIR, DIR@N, or a URL")
+        if not at or not number.isdigit() or _kind_of(begin, "resume") == "directory":
+            place = begin
+        if (kind := _kind_of(place, "resume")) != "directory":
+            what = f"{place} is no directory" if kind else f"there is no directory {begin}"
+            raise ConfigError(f"resume: {what}", remedy="auto, never, DIR, DIR@N, or a URL")
     _check_beginning(config)
 
 
+def _kind_of(path: str, setting: str) -> Literal["directory", "file", ""]:
+    """What lies there; "" for nothing. Raises ConfigError where that cannot be seen."""
+    try:
+        return "directory" if stat.S_ISDIR(os.stat(path).st_mode) else "file"
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return ""
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: {path} cannot be read: {error.strerror}", remedy="see its name, its owner and its mode"
+        ) from error
+
+
 def _check_beginning(config: Any) -> None:
-    from outlast.runtime.saving.contents import check_holds_state, place_and_number
+    from outlast.runtime.saving.contents import check_holds_state, check_holds_weights, place_and_number
 
     keep, begin, weights = config.checkpoint_dir, config.resume, config.init_from
     if weights and begin not in ("auto", "never"):
         raise ConfigError(f"resume = {begin!r} and init_from = {weights!r}", remedy="one of them: go on, or begin anew")
-    if weights and "://" not in weights and not Path(weights).exists():
+    if weights and "://" not in weights and not _kind_of(weights, "init_from"):
         place, number = place_and_number(weights)
-        if number is None or not Path(place).is_dir():
+        if number is None or _kind_of(place, "init_from") != "directory":
             raise ConfigError(
                 f"init_from: there is no {weights}", remedy="a directory, DIR@N, a URL, or a safetensors file"
             )
+    if weights:
+        check_holds_weights(weights)
     if begin != "never" and not (begin == "auto" and (weights or not keep)):
-        check_holds_state(keep if begin == "auto" else begin)
+        check_holds_state(keep if begin == "auto" else begin, asked=begin != "auto")
 
 
 def _command(script: str | None, module: str | None, args: list[str]) -> list[str]:
-    if module is not None:
-        return [sys.executable, "-m", module, *([] if script is None else [script]), *args]
-    if script is None or not Path(script).is_file():
-        what = "no script given" if script is None else f"no script {script}"
-        if script is not None and Path(script).name.startswith("python"):
-            what += ": leave out the word python"
-        raise ConfigError(what, remedy="outlast run [OPTIONS] train.py ARGS…, or outlast run [OPTIONS] -m MODULE ARGS…")
-    _check_script(Path(script))
-    return [sys.executable, script, *args]
-
-
-def _check_script(path: Path) -> None:
-    """What no replica could begin is told now, not by each of them once torch is imported. Raises ConfigError."""
-    if path.suffix != ".py":
-        return  # an archive, or what else Python runs
-    import ast
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # which each replica gives
-            ast.parse(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy="see its owner and mode") from error
-    except SyntaxError as error:
-        line = f", line {error.lineno}" if error.lineno else ""
-        raise ConfigError(f"{path}{line}: {error.msg}", remedy="mend the script first") from error
+    usage = "outlast run [OPTIONS] train.py ARGS…, or outlast run [OPTIONS] -m MODULE ARGS…"
+    return [sys.executable, *checked_script(script, module, args, usage)]
 
 
 def launch(

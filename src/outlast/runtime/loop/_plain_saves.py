@@ -18,10 +18,10 @@ from outlast.checkpoint import save_events as ce
 from outlast.checkpoint.patience import Patient
 from outlast.checkpoint.room import give_back, make_room, tried
 from outlast.core.policy import RunRecord
-from outlast.errors import CheckpointError, ConfigError, Unsaved
+from outlast.errors import ConfigError, Unsaved
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.saving.archives import archive_of, occupied
-from outlast.runtime.saving.contents import place_and_number
+from outlast.runtime.saving.contents import no_checkpoint, place_and_number
 from outlast.runtime.saving.restore import (
     DIFFERS,
     KEPT,
@@ -72,7 +72,7 @@ class PlainSaves:
             loaded = usable(source.load(generation=number), place, config)
             source.close()
             if loaded is None:
-                raise CheckpointError(f"there is no checkpoint at {wanted}", did="nothing was trained")
+                raise no_checkpoint(wanted)
         if loaded is None:
             return None
         warning = check_facts(loaded.tree["run"]["facts"], self._facts, bitwise=self._env.config.bitwise)

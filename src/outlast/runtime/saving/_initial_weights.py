@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -22,12 +23,11 @@ from outlast.checkpoint.occupancy import local_path
 from outlast.checkpoint.safetensors_files import is_safetensors, open_file, read_at, sources_of
 from outlast.checkpoint.state_tensors import bytes_of, dtype_named
 from outlast.errors import CheckpointError
-from outlast.runtime.saving.contents import PARTS, is_whole_state, keys_of, place_and_number
+from outlast.runtime.saving.contents import model_prefix, no_checkpoint, place_and_number
 from outlast.tensors import local, part_of
 
 __all__ = ["begin_with"]
 
-_MODEL = "model."
 _SHOWN = 50
 
 
@@ -66,7 +66,7 @@ def begin_with(text: str, model: torch.nn.Module, *, strict: bool, timeout_s: fl
 
 def _of_files(path: str) -> _Found:
     sources, metadata = sources_of(path)
-    start = _MODEL if is_whole_state(metadata) else ""
+    start = _start(metadata, sources)
     tensors = {}
     with contextlib.ExitStack() as stack:
         fds = {file: open_file(file, stack) for file in {source.path for source in sources.values()}}
@@ -80,25 +80,28 @@ def _of_files(path: str) -> _Found:
     return _Found(path, tensors)
 
 
+def _start(metadata: Mapping[str, str], names: Iterable[str]) -> str:
+    """What the model's names begin with in files of an export of more than a model; they carry its tree."""
+    try:
+        return model_prefix(msgspec.json.decode(metadata.get("outlast.tree", "{}")), names)
+    except msgspec.MsgspecError:
+        return ""
+
+
 def _of_store(place: str, number: int | None, timeout_s: float) -> _Found:
     store = open_store(place)
     skipped: list[Skip] = []
 
     def use(reader: Reader, candidate: Rung) -> _Found:
-        of_a_run = set(keys_of(reader.tree)) >= PARTS
-        start = _MODEL if of_a_run else ""
+        start = model_prefix(reader.tree, [spec.name for spec in reader.tensors])
         names = {n: s.name.removeprefix(start) for n, s in enumerate(reader.tensors) if s.name.startswith(start)}
         loaded = fresh(reader, list(names))
-        what = f"generation {candidate.head.generation} at {place}" + (", its model" if of_a_run else "")
+        what = f"generation {candidate.head.generation} at {place}" + (", its model" if start else "")
         return _Found(what, {names[n]: tensor for n, tensor in loaded.items()})
 
     found = first_valid([store], use, note=skipped.append, limit_s=timeout_s, generation=number)
     if found is None:
-        raise CheckpointError(
-            f"there is nothing to begin with at {place}",
-            did="nothing was trained",
-            remedy="a checkpoint directory or URL (DIR@N for one generation), or a safetensors file or directory",
-        )
+        raise no_checkpoint(place)
     return found
 
 

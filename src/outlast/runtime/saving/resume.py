@@ -19,10 +19,10 @@ from outlast.checkpoint.room import tried
 from outlast.checkpoint.save_events import Differs, Unwritable
 from outlast.config import RunConfig
 from outlast.core.protocol import View
-from outlast.errors import CheckpointError, EnvironmentFault, OutlastError
+from outlast.errors import EnvironmentFault, OutlastError
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.saving._initial_weights import begin_with
-from outlast.runtime.saving.contents import PARTS, place_and_number, weights_only
+from outlast.runtime.saving.contents import PARTS, no_checkpoint, place_and_number, weights_only
 from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.saving.restore import DIFFERS, KEPT, adopt, check_facts, kept_settings
 from outlast.runtime.settings.save_settings import TIMEOUT_S
@@ -137,9 +137,7 @@ def _load(saves: Saves) -> LoadedState | None:
     finally:
         source.close()
     if loaded is None:
-        raise CheckpointError(
-            f"there is no checkpoint at {wanted}", did="nothing was trained", remedy="outlast ckpt ls shows what is"
-        )
+        raise no_checkpoint(wanted)
     return usable(loaded, place, saves.env.config)
 
 
