@@ -22,7 +22,7 @@ _ENGINE = (
 )
 _DCP = (
     "goes: outlast run --checkpoint-dir DIR saves beside training and resumes. Weights of a checkpoint of DCP that is "
-    "there begin a run by --init-from DIR; outlast ckpt export --format dcp writes one"
+    "there begin a run by outlast ckpt import DIR NEW and --init-from NEW; outlast ckpt export --format dcp writes one"
 )
 _ELASTIC = "goes: what a replica raised is in its log, and in outlast why"
 _PEERS: dict[str, tuple[str, dict[str, str]]] = {  # by module: the page, and what takes the place of what
