@@ -217,6 +217,17 @@ def test_epochs_that_count_from_one() -> None:
     assert "for steps in training.epochs(n + 1 - 1):\n    epoch = steps.number + 1\n" in found.after
 
 
+def test_the_next_command_is_for_as_many_processes_as_were_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text((SCRIPTS / "flat.py").read_text())
+    assert main(["convert", str(script), "--processes", "3"]) == 0
+    assert capsys.readouterr().out.endswith(f"then: outlast convert {script} --processes 3 --write\n")
+    assert main(["convert", str(script), "--processes", "3", "--write"]) == 0
+    assert capsys.readouterr().out.endswith(f"Next: outlast run --replicas 3 {script}\n")
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     before = (SCRIPTS / "flat.py").read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -54,7 +53,8 @@ def convert_script(
     if as_json:
         print(json.dumps(_fields(found, written=written), indent=1))
     else:
-        _show(found, script, write=write, written=written)
+        _show(found)
+        _say_what_follows(found, script, processes, write=write, written=written)
         if created:
             print(f"{output} is what was converted" + ("." if found.complete else ", with that still to do."))
     if failed is not None:
@@ -114,17 +114,23 @@ def _fields(found: Conversion, *, written: bool) -> dict[str, object]:
     return {"complete": found.complete, "written": written, "remarks": remarks, "diff": found.diff()}
 
 
-def _show(found: Conversion, script: Path, *, write: bool, written: bool) -> None:
+def _show(found: Conversion) -> None:
     for remark in found.remarks:
         what = remark.what if len(remark.what) <= 90 else remark.what[:87] + "…"
         print(f"{remark.line:>5}  {remark.kind:<8} {what}\n       {remark.why}")
     diff = found.diff()
     print("\n" + diff if diff else "\nNothing was converted.")
+
+
+def _say_what_follows(found: Conversion, script: Path, processes: int, *, write: bool, written: bool) -> None:
+    """The next command, for as many processes as were told."""
     count = sum(r.kind == "by hand" for r in found.remarks)
     if not found.complete:
         kept = "; the file was not changed" if write else ""
         print(f"{count} to do by hand, marked above; until then it would train something else{kept}.")
     elif written:
-        print(f"{script} is converted, {script.name}.orig is what it was. Next: outlast run --replicas 2 {script}")
+        following = f"outlast run --replicas {processes} {script}"
+        print(f"{script} is converted, {script.name}.orig is what it was. Next: {following}")
     elif not write:
-        print(f"Complete. Look at what is marked `check`, then: outlast convert {script} --write", file=sys.stdout)
+        following = f"outlast convert {script} --processes {processes} --write"
+        print(f"Complete. Look at what is marked `check`, then: {following}")

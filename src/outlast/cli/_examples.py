@@ -24,7 +24,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "convert": (
         ("outlast convert train.py --processes 4", "what becomes of each line, and a diff"),
-        ("outlast convert train.py --write", "change the file, where nothing is left to be done by hand"),
+        ("outlast convert train.py --processes 4 --write", "change the file, where nothing is left to be done by hand"),
     ),
     "launch": (
         ("outlast launch slurm --nodes 3:4 --slots 8 --out job.sh train.py", "then: sbatch job.sh"),
