@@ -43,6 +43,15 @@ def told(found: Conversion) -> set[int]:
     return {remark.line for remark in found.remarks if remark.kind == "by hand"}
 
 
+def test_a_script_that_sets_no_seed_is_asked_for_one() -> None:
+    """DDP and torchft give the first process's weights to the others."""
+    assert [r.why.rpartition(": ")[2] for r in script().remarks if r.what == "no seed is set"] == [
+        "torch.manual_seed(…) before the model"
+    ]
+    for before in ("torch.manual_seed(0)\n", "from mine import set_seed\nset_seed(3)\n"):
+        assert not [r for r in script(before).remarks if "seed" in r.what], before
+
+
 @pytest.mark.parametrize(
     "before",
     [

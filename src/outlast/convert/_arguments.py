@@ -9,7 +9,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from outlast.convert._facts import names_in
+from outlast.convert._facts import calls_in, names_in
 from outlast.convert._loops import Loops
 
 __all__ = ["Arguments"]
@@ -38,9 +38,17 @@ class Arguments:
             "a step's batch is so many of the loader's batches: "
             "torchrun's processes, times what was accumulated. At least as many as replicas",
         )
+        self._ask_for_a_seed(loop)
         rows = [f"{key}={self._in_scope(value, scope, loop, key)}" for key, value in sorted(self.given.items())]
         loading = f"**of_loader({self.edits.segment(loader)}, microbatches={microbatches})"
         return ", ".join([model, optimizer, loading, *rows])
+
+    def _ask_for_a_seed(self, loop: ast.For) -> None:
+        """DDP and torchft give the first process's weights to the others; here each replica builds its own."""
+        called = (self.facts.dotted(call.func).rpartition(".")[2] for call in calls_in(self.facts.tree))
+        if not any("seed" in name for name in called):
+            why = "all replicas begin with the same weights, and none are sent: torch.manual_seed(…) before the model"
+            self.made.say(loop, "check", "no seed is set", why)
 
     def _model(self, scope: Any, loop: ast.For) -> str:
         parameters = [] if isinstance(scope, ast.Module) else [a.arg for a in scope.args.args]
