@@ -28,7 +28,7 @@ def test_two_in_flight_and_the_coordinator_restarts(fleet: Callable[..., Any], t
     """Its publisher hangs at the second save; a third begins; then it is killed, and the writers repeat themselves."""
     place = tmp_path / "c"
     run = fleet(
-        strike("coordinator.1", Phase.PUBLISH_BEGAN, 2, "hang"), replicas=2, steps=60, gates=range(3, 60),
+        strike("coordinator.1", Phase.PUBLISH_BEGAN, 2, "hang"), replicas=2, steps=30, gates=range(3, 30),
         checkpoint=keep(place),
     )  # fmt: skip
     run.pace("one was published and two more were begun", lambda: len(began(run)) >= 3 and len(run.saved()) == 1)
@@ -42,7 +42,7 @@ def test_two_in_flight_and_the_coordinator_restarts(fleet: Callable[..., Any], t
         assert position(run, ev.CheckpointBegan, step=save) < takeover < position(run, ev.CheckpointSaved, step=save)
     assert began(run) == sorted(set(began(run))), "none is told twice"
     assert assert_generations(place) == [e.step for e in run.saved()]
-    assert run.saved()[-1].step == 60
+    assert run.saved()[-1].step == 30
 
 
 def test_a_save_that_loses_its_writer_to_a_view_change(fleet: Callable[..., Any], tmp_path: Path) -> None:
