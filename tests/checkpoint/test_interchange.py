@@ -340,6 +340,32 @@ def test_a_compressed_item_is_refused(tmp_path: pathlib.Path) -> None:
         import_dcp(str(path), LocalStore(str(tmp_path / "c")), step=0, created_s=1.0, nonce="aa")
 
 
+def test_a_flipped_bit_of_a_tensor_is_refused(tmp_path: pathlib.Path) -> None:
+    """torch does not look at the sums that it writes, so the wrong tensor would be loaded, and get a right digest here."""
+    tensor = torch.arange(1.0, 501.0)
+    dcp.save({"w": tensor}, checkpoint_id=tmp_path / "dcp")
+    (file,) = (tmp_path / "dcp").glob("*.distcp")
+    data = bytearray(file.read_bytes())
+    data[data.index(tensor.numpy().tobytes()) + 1000] ^= 4
+    file.write_bytes(data)
+    store = LocalStore(str(tmp_path / "c"))
+    with pytest.raises(Damage, match=r"'w' cannot be read: Bad CRC-32"):
+        import_dcp(str(tmp_path / "dcp"), store, step=0, created_s=1.0, nonce="aa")
+    assert store.generations() == []
+
+
+def test_what_was_saved_without_sums_is_imported(tmp_path: pathlib.Path) -> None:
+    state, before = training_state(), torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        dcp.save(state, checkpoint_id=tmp_path / "dcp")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    store = LocalStore(str(tmp_path / "c"))
+    tree = load(tmp_path / "c", import_dcp(str(tmp_path / "dcp"), store, step=4, created_s=1.0, nonce="aa")).tree
+    assert all(torch.equal(tree["model"][name], tensor) for name, tensor in state["model"].items())
+
+
 @pytest.fixture(autouse=True)
 def _quiet() -> Any:
     with warnings.catch_warnings():
