@@ -452,17 +452,17 @@ def weighted_by_count(bench: Bench) -> None:
 
 def drawn_between(bench: Bench) -> None:
     """A strength that is drawn anew before each step and after it, from the generators that everybody has."""
-    drawn = [1.0]
+    drawn = [1.0, 1.0]
 
     def before(step: Any) -> None:
-        drawn[0] += random.random() + float(torch.rand(()))
+        drawn[0] = random.random() + float(torch.rand(()))
 
     def after(step: Any) -> None:
-        drawn[0] = float(np.random.rand())
+        drawn[1] = float(np.random.rand())
 
     loss = bench.loss
     bench.before, bench.after, bench.loss = before, after, lambda batch: loss(batch) * drawn[0]
-    bench.compared["drawn"] = lambda: drawn[0]
+    bench.compared["drawn"] = lambda: drawn
 
 
 def drawn_from_ones_own(bench: Bench, *, registered: bool = True) -> None:
