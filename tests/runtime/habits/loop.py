@@ -467,7 +467,7 @@ def drawn_between(bench: Bench) -> None:
 
 def drawn_from_ones_own(bench: Bench, *, registered: bool = True) -> None:
     """The same, from generators of the loop's own, which are registered."""
-    own = {"torch": torch.Generator().manual_seed(5), "numpy": np.random.default_rng(6), "python": random.Random(7)}
+    own: dict[str, Any] = {"torch": torch.Generator(), "numpy": np.random.default_rng(6), "python": random.Random(7)}
     drawn = [1.0]
 
     def draw(step: Any) -> None:
