@@ -341,7 +341,7 @@ def test_a_compressed_item_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_flipped_bit_of_a_tensor_is_refused(tmp_path: pathlib.Path) -> None:
-    """torch does not look at the sums that it writes, so the wrong tensor would be loaded, and get a right digest here."""
+    """torch looks at none of the sums that it writes: the wrong tensor would be loaded, and get a right digest here."""
     tensor = torch.arange(1.0, 501.0)
     dcp.save({"w": tensor}, checkpoint_id=tmp_path / "dcp")
     (file,) = (tmp_path / "dcp").glob("*.distcp")
