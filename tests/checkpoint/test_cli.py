@@ -73,7 +73,11 @@ def test_verify_names_the_wrong_bytes_and_their_tensors(
     (report,) = json.loads(run(capsys, "verify", place, "--json", code=7))
     assert report["problems"][0]["file"] == path.name
     assert "w" in report["problems"][0]["tensors"]
-    assert "touches: " in run(capsys, "verify", place, code=7)
+    text = run(capsys, "verify", place, code=7)
+    assert "generation 1, step 1: 1 problem (" in text
+    assert "touches: " in text
+    os.mkfifo(place / "manifests" / "g0000000002.json")
+    assert "generation 2: 1 problem (0 B read)\n" in run(capsys, "verify", place, code=7)
 
 
 def test_diff_says_which_where_and_by_how_much(place: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

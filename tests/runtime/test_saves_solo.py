@@ -15,6 +15,7 @@ import outlast
 from outlast.checkpoint import LocalStore, heads, verify
 from outlast.checkpoint.fs import Disk
 from outlast.errors import CheckpointError, ConfigError, EnvironmentFault
+from outlast.runtime.loop._ending import told
 from outlast.runtime.saving import unsaved as _unsaved
 
 pytestmark = pytest.mark.usefixtures("training_here")
@@ -158,6 +159,22 @@ def test_the_environment_says_where_and_whether(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("OUTLAST_RESUME", str(tmp_path / "c"))
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):
         train(4, "auto")
+
+
+def test_a_generation_that_does_not_serve_is_told_in_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train(4, keep(tmp_path, every=2))
+    os.mkfifo(tmp_path / "manifests" / "g0000000009.json")
+    assert list(train(5, keep(tmp_path))[0]) == [4]
+    said = "outlast: checkpoints: passed over generation 9 (disk, g0000000009.json): is no regular file\n"
+    assert said in capfd.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_told_at_the_script_s_line(tmp_path: Path) -> None:
+    """A thread of ours tries it; where the standard library's futures raise its error again is no line of a script."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentFault, match="cannot be written") as caught:
+        train(4, keep(tmp_path / "file" / "c"))
+    assert f"at: {__file__}, line " in told(caught.value)
 
 
 def test_the_longest_run_keeps_so_many(tmp_path: Path) -> None:

@@ -143,8 +143,10 @@ def verify_(
     if as_json:
         print_json([{**r._asdict(), "problems": [p._asdict() for p in r.problems]} for r in reports])
     for report in [] if as_json else reports:
-        state = f"{len(report.problems)} problems" if report.problems else "right"
-        print(f"generation {report.generation}, step {report.step}: {state} ({size_text(report.bytes_read)} read)")
+        wrongs = len(report.problems)
+        state = f"{wrongs} problem{'s' * (wrongs != 1)}" if wrongs else "right"
+        step = f", step {report.step}" if report.step >= 0 else ""  # a head that cannot be read does not say
+        print(f"generation {report.generation}{step}: {state} ({size_text(report.bytes_read)} read)")
         for problem in report.problems:
             where = f" at {problem.offset}+{problem.bytes}" if problem.bytes else ""
             touched = ", ".join(map(plain, problem.tensors)) or "the whole generation"

@@ -6,6 +6,7 @@ Knows errors and frames; does not decide whose fault it was (that is `core/proto
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import functools
 import os
 import sys
@@ -27,7 +28,10 @@ from outlast.runtime.member.driver import Replica
 __all__ = ["ScriptEnd", "exit_by_code", "left_open", "report_failure", "told", "unwritten", "what_is_alike"]
 
 _OURS = "of_outlast"  # an attribute of hooks: there is one of each kind, however many trainings a process makes
-_NOT_THE_USER_S = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (outlast, torch))
+# Errors of our threads come through the futures of the standard library.
+_NOT_THE_USER_S = tuple(
+    os.path.dirname(str(package.__file__)) + os.sep for package in (outlast, torch, concurrent.futures)
+)
 
 
 def told(error: BaseException) -> str:

@@ -241,8 +241,8 @@ class SaveFlights:
         if self._send is None:
             if isinstance(event, ce.SaveRetried) and event.full:
                 make_room(self.archive)
-            if not isinstance(event, ce.Loaded | ce.Differs | ce.Unwritable):
-                print(f"outlast: checkpoints: {event}", file=sys.stderr)
+            if isinstance(event, ce.SaveDelayed | ce.SaveRetried | ce.Skipped):
+                print(f"outlast: checkpoints: {_in_words(event)}", file=sys.stderr)
             return
         said = wire.SaveSaid(member=self.env.me, event=event)
         with self._lock:
@@ -250,3 +250,15 @@ class SaveFlights:
                 self._unsaid.append(said)
                 return
         self._send([said])
+
+
+def _in_words(event: ce.SaveDelayed | ce.SaveRetried | ce.Skipped) -> str:
+    """What a fleet of one tells its terminal, having no journal."""
+    match event:
+        case ce.SaveDelayed():
+            return f"the save of step {event.step} is delayed: {event.reason}"
+        case ce.SaveRetried():
+            return f"writing {event.save} is tried again (time {event.attempt}): {event.reason}"
+        case ce.Skipped():
+            which = f"generation {event.generation}" if event.generation >= 0 else "a place"
+            return f"passed over {which} ({event.tier}, {event.file or event.url}): {event.reason}"
