@@ -177,6 +177,20 @@ def test_a_place_that_cannot_be_written_is_told_at_the_script_s_line(tmp_path: P
     assert f"at: {__file__}, line " in told(caught.value)
 
 
+def test_a_place_that_cannot_be_listed_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a store that does not answer."""
+
+    def away(store: LocalStore) -> list[int]:
+        raise OSError("error sending request")
+
+    monkeypatch.setattr(LocalStore, "generations", away)
+    with pytest.raises(EnvironmentFault, match="cannot be listed: error sending request") as caught:
+        train(4, keep(tmp_path))
+    assert "Traceback" not in told(caught.value)
+
+
 def test_the_longest_run_keeps_so_many(tmp_path: Path) -> None:
     train(12, keep(tmp_path, every=1, keep_last=2))
     assert len(steps_in(tmp_path)) == 2
@@ -304,7 +318,7 @@ def test_a_disk_that_never_answers_a_read_ends_the_start_with_a_word(
     train(2, keep(tmp_path, every=1))
     back = threading.Event()
     monkeypatch.setattr(Disk, call, lambda *_, **__: back.wait(60))
-    with pytest.raises((CheckpointError, OSError), match=rf"has not returned for {LIMIT_S:g} s"):
+    with pytest.raises((CheckpointError, EnvironmentFault), match=rf"has not returned for {LIMIT_S:g} s"):
         train(4, keep(tmp_path, every=1, timeout_s=LIMIT_S))
     back.set()
 

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from outlast.checkpoint import Handle, heads
+from outlast.checkpoint import Handle
 from outlast.checkpoint import save_events as ce
 from outlast.checkpoint.patience import Patient
 from outlast.checkpoint.room import give_back, make_room, tried
@@ -32,7 +32,7 @@ from outlast.runtime.saving.restore import (
     stopped_in,
     tree_of,
 )
-from outlast.runtime.saving.resume import usable
+from outlast.runtime.saving.resume import newest_epoch, usable
 from outlast.runtime.saving.unsaved import end_with
 from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.state import State
@@ -54,7 +54,7 @@ class PlainSaves:
         self._places = occupied(env, settings)
         self._archive = archive_of(env, settings, facts, on_event=self._on_event)
         store = Patient(self._archive.store, settings.timeout_s)
-        self._epoch = 1 + max((h.view[0] for h in heads(store, newest=16)[0]), default=0)
+        self._epoch = 1 + newest_epoch(store)
         self._record = RunRecord(min_s=settings.min_s)
         self._record.begin(time.monotonic())
         self._handle: Handle | None = None

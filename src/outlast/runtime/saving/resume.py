@@ -13,7 +13,7 @@ import sys
 import torch
 
 from outlast.checkpoint import CheckpointEngine as Archive
-from outlast.checkpoint import Head, Hold, LoadedState, MemoryStore, heads
+from outlast.checkpoint import Head, Hold, LoadedState, MemoryStore, Store, heads
 from outlast.checkpoint.patience import Patient
 from outlast.checkpoint.room import tried
 from outlast.checkpoint.save_events import Differs, Unwritable
@@ -29,7 +29,7 @@ from outlast.runtime.settings.save_settings import TIMEOUT_S
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.transport.save_messages import SaveBase
 
-__all__ = ["begin", "begin_at_zero", "newer", "resume", "take_up", "usable"]
+__all__ = ["begin", "begin_at_zero", "newer", "newest_epoch", "resume", "take_up", "usable"]
 
 _LOOK_BACK = 16
 
@@ -68,12 +68,13 @@ def begin_at_zero(config: RunConfig, model: torch.nn.Module, timeout_s: float) -
 def resume(saves: Saves) -> LoadedState | None:
     """Begin where the run, or the one before it, was. None: begin at step 0.
 
-    Raises CheckpointError if there are generations and none can be read; ConfigError if they are of another run.
+    Raises CheckpointError if there are generations and none can be read; ConfigError if they are of another run; in a
+    fleet of one EnvironmentFault if the place cannot be listed.
     """
     _check_place(saves)
     saves.archive.prepare_later(saves._tree())  # what cannot be kept is refused before anything is trained
     if saves.alone:
-        saves.told(SaveBase(epoch=0, base=_newest_epoch(saves)))
+        saves.told(SaveBase(epoch=0, base=newest_epoch(_patient(saves))))
     loaded = _load(saves)
     if loaded is None:
         return None
@@ -149,11 +150,22 @@ def _has_begun(saves: Saves) -> bool:
     return any(head.run == saves.env.run_id for head in _heads(saves))
 
 
-def _newest_epoch(saves: Saves) -> int:
-    """In a fleet of one: how much higher its views are to be numbered than a new run's, as the coordinator does it."""
-    return max((head.view[0] for head in _heads(saves)), default=0)
+def newest_epoch(store: Store) -> int:
+    """Without a launcher: how much higher views are to be numbered than a new run's, as the coordinator does it. Raises
+    EnvironmentFault for a place that cannot be listed: nobody is there who would try it again."""
+    try:
+        return max((head.view[0] for head in heads(store, newest=_LOOK_BACK)[0]), default=0)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"the checkpoints at {store.url} cannot be listed: {error}", did="nothing was trained",
+            remedy="mend the place (of a URL: endpoint, region and credentials in the environment), or give another",
+        ) from error  # fmt: skip
+
+
+def _patient(saves: Saves) -> Store:
+    return Patient(saves.archive.store, saves.settings.timeout_s)
 
 
 def _heads(saves: Saves) -> list[Head]:
     """The newest ones. Raises OSError, also for a place that does not answer in time."""
-    return heads(Patient(saves.archive.store, saves.settings.timeout_s), newest=_LOOK_BACK)[0]
+    return heads(_patient(saves), newest=_LOOK_BACK)[0]
