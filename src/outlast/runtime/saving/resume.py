@@ -13,7 +13,7 @@ import sys
 import torch
 
 from outlast.checkpoint import CheckpointEngine as Archive
-from outlast.checkpoint import Head, Hold, LoadedState, MemoryStore, Store, heads
+from outlast.checkpoint import Head, Hold, LoadedState, MemoryStore, heads
 from outlast.checkpoint.patience import Patient
 from outlast.checkpoint.room import tried
 from outlast.checkpoint.save_events import Differs, Unwritable
@@ -150,7 +150,7 @@ def _has_begun(saves: Saves) -> bool:
     return any(head.run == saves.env.run_id for head in _heads(saves))
 
 
-def newest_epoch(store: Store) -> int:
+def newest_epoch(store: Patient) -> int:
     """Without a launcher: how much higher views are to be numbered than a new run's, as the coordinator does it. Raises
     EnvironmentFault for a place that cannot be listed: nobody is there who would try it again."""
     try:
@@ -162,7 +162,7 @@ def newest_epoch(store: Store) -> int:
         ) from error  # fmt: skip
 
 
-def _patient(saves: Saves) -> Store:
+def _patient(saves: Saves) -> Patient:
     return Patient(saves.archive.store, saves.settings.timeout_s)
 
 
