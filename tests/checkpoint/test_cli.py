@@ -140,7 +140,7 @@ def test_prune_says_first_and_keeps_the_certified(place: pathlib.Path, capsys: p
         (["verify", "PLACE", "--all", "-g", "0"], "--all and generation 0"),
         (["show", "PLACE@0", "-g", "1"], "one of them"),
         (["resume-check", "--stpes", "3", "x.py"], "no option --stpes"),
-        (["resume-check", "--replicas", "-1", "x.py"], "-1 replicas"),
+        (["resume-check", "--replicas", "-1", __file__], "-1 replicas"),
         (["resume-check", "absent.py"], "no script absent.py"),
     ],
 )
