@@ -34,15 +34,21 @@ LENGTHS = [1, 60, 61, 63, 64, 65, 80, 255, 256, 257, 271, 272, 273, 511, 512, 51
 FLAGS = ["-march=native", "-mavx2", "-mavx512f", "-march=x86-64"]
 
 
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """Where they are kept, each under its text and flags: compiled once each."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture(params=FLAGS)
-def compiled(request, tmp_path, monkeypatch):
+def compiled(request, kernels, monkeypatch):
     """The one pass for this processor, or for lesser ones; for the least there is none."""
     words = Path("/proc/cpuinfo").read_text().split()
     if request.param[2:] not in ["arch=native", "arch=x86-64", *words]:
         pytest.skip(f"this processor cannot run {request.param}")
     flags = [request.param if flag == "-march=native" else flag for flag in _native.FLAGS]
     monkeypatch.setattr(_native, "FLAGS", tuple(flags))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernels))
     _native._object_path.cache_clear()
     _native.forget()
     assert prepare_fold() == ("avx2" in words and request.param != "-march=x86-64")
