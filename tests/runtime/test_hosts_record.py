@@ -149,7 +149,6 @@ def _comes_back_by_the_record(on: Hosts) -> None:
     assert len(run.results()) == 3
 
 
-@pytest.mark.soak  # at times a link by TLS is not there in time, and a member is replaced for it: not yet understood
 def test_a_host_joins_by_the_record_and_all_goes_by_tls(secured: Callable[..., tuple[Hosts, Authority]]) -> None:
     on, _ = secured(slots=1, replicas=3, steps=60, gates=(5, 6, *_back(20)))
     _comes_back_by_the_record(on)

@@ -363,6 +363,7 @@ def test_a_flood_keeps_none_of_the_run_s_own_out(authority: Authority, greets: b
         poll.register(own.sock, own.events)
         assert poll.poll(20_000)
         own.connected()
+        assert not own.proved()  # it greets
         for _ in range(40 if greets else 120):
             flood(16 if greets else 4)
             door.turn()
@@ -374,6 +375,47 @@ def test_a_flood_keeps_none_of_the_run_s_own_out(authority: Authority, greets: b
     for sock in crowd:
         sock.close()
     assert let_in == ["r1.1"]
+
+
+@pytest.mark.parametrize("name", [NAME, "another.example"])
+def test_a_greeting_that_is_answered_at_once_goes_on(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The caller's thread is put aside between what it sends and what it reads, and the answer is there already: it
+    waits for nothing that was never asked for. Nor is a certificate that is refused then taken for a death."""
+    listening, let_in, greet = socket.create_server(("127.0.0.1", 0)), list[str](), TlsSocket.greet
+
+    def admit(sock: socket.socket, claim: PeerClaim, _: Any) -> None:
+        let_in.append(claim.name)
+        sock.close()
+
+    def slowly(sock: TlsSocket) -> bool:
+        done = greet(sock)
+        while not done and not sock.server_side:
+            door.turn()
+            done = greet(sock)
+        return done
+
+    monkeypatch.setattr(TlsSocket, "greet", slowly)
+    door = Door(listening, SECRET, "r0.1", admit, lambda *_: None, authority.tls(name=NAME))
+    place, claim = "x elsewhere {} {}".format(*listening.getsockname()), PeerClaim("mesh", "r1.1", (1, 2))
+    call = Call(place, SECRET, "r0.1", claim, authority.tls(name=name))
+    poll, fd, proved = select.poll(), call.sock.fileno(), False
+    poll.register(door.fileno(), select.POLLIN)
+    refused = contextlib.nullcontext() if name == NAME else pytest.raises(WireRefusal, match="certificate")
+    with contextlib.closing(door), refused:
+        while not let_in:
+            poll.register(fd, 0 if proved else call.events)
+            ready = dict(poll.poll(20_000))
+            assert ready, "both wait for the other"
+            if door.fileno() in ready:
+                door.turn()
+            if fd in ready and call.connecting:
+                call.connected()
+            elif fd in ready and not proved:
+                proved = call.proved()
+    call.sock.close()
+    assert let_in == (["r1.1"] if name == NAME else [])
 
 
 def test_who_begins_tls_and_is_gone_is_forgotten(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:

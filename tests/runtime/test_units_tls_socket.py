@@ -163,6 +163,7 @@ def test_a_door_that_lets_go_before_the_greeting_is_a_crowd_and_nobody_s_death(
     call.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # it is reset when that has been asked for
     with pytest.raises(OSError) as ended:
         call.connected()
+        call.proved()
     call.sock.close()
     assert passes(ended.value)
 

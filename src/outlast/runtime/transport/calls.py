@@ -78,9 +78,8 @@ class Call:
     def _begin(self) -> None:
         if self._tls is not None and self.sock.family != socket.AF_UNIX:
             self.sock = self._tls.calling(self.sock, self._target[0])
-            self.sock.greet()
-            return
-        self._knock(b"")
+        else:
+            self._knock(b"")
 
     def _knock(self, bound: bytes) -> None:
         self._caller = Caller(self._secret, self.peer, self._claim, bound)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import ssl
 import stat
@@ -49,7 +50,9 @@ class Tls:
 
     def calling(self, sock: socket.socket, host: str) -> TlsSocket:
         """Take over a connection to this host; `greet` next. OSError: it is over."""
-        return _wrapped(self._fresh().calling, sock, self.name or host.partition("%")[0])
+        made = _wrapped(self._fresh().calling, sock, self.name or host.partition("%")[0])
+        made.wants = select.POLLOUT  # it speaks first
+        return made
 
     def answering(self, sock: socket.socket) -> TlsSocket:
         """Take over a connection that somebody has made; `greet` next. OSError: it is over."""
