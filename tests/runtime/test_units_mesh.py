@@ -182,6 +182,34 @@ def test_who_was_pushed_out_between_its_call_and_its_knock_calls_again(
         idle.close()
 
 
+def test_who_has_not_answered_a_call_is_called_again_once_paths_are_probed(sides: list[Side]) -> None:
+    """A connection on which nothing goes on, for whatever reason, is no broken path yet."""
+    first, second = sides
+    there, pinged = first.listener.address, list[bool]()
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind("\0" + secrets.token_hex(8))
+        mute.listen()
+        second.addresses["r0.1"] = mute.getsockname()[1:].decode()
+
+        def probed() -> bool:
+            if readable(mute.fileno(), 0.0) and not pinged:
+                pinged.append(True)
+                second.addresses["r0.1"] = there
+                mesh.ping()
+            return False
+
+        mesh = second.mesh(1, abandoned=probed)
+        threads = [threading.Thread(target=each.form, daemon=True) for each in (first.mesh(1), mesh)]
+        for thread in threads:
+            thread.start()
+        assert readable(mute.fileno(), 20)
+        os.eventfd_write(mesh.wake_fd, 1)
+        for thread in threads:
+            thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert pinged
+
+
 def test_a_call_whose_socket_was_reset_under_it_is_made_again(sides: list[Side]) -> None:
     """Just when TLS takes it over, which closes it then."""
     near, far = socket.socketpair()

@@ -353,9 +353,12 @@ class Mesh:
                 self._headed[name] = time.monotonic()
 
     def ping(self) -> None:
-        """Ask every peer for a sign of life on this mesh; answers gather in `answered`."""
+        """Ask every peer for a sign of life on this mesh; answers gather in `answered`. Who has not answered a call is
+        called again: what was lost is one connection, and neither of two living members should go for it."""
         self.answered.clear()
         self.ping_wanted = False
+        for fd, call in list(self._calls.items()):
+            self._hung_up(fd, call.sock, call.peer)
         self.broadcast(Ping())
 
     def rest(self, timeout_s: float) -> None:
