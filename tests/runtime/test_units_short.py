@@ -186,3 +186,15 @@ def test_who_cannot_be_watched_is_not_left_running(monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="Too many open files"):
         _children.start([sys.executable, "-c", "import time; time.sleep(600)"], environ=os.environ)
     assert not Path(f"/proc/{started[0]}").exists()
+
+
+def test_a_child_without_memory_to_begin_is_a_want_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who started it tries again."""
+
+    def short(*_: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(_children._libc, "prctl", short)
+    with pytest.raises(OSError, match="preexec_fn") as refused:
+        _children.start([sys.executable, "-c", ""], environ=os.environ)
+    assert refused.value.errno == errno.ENOMEM

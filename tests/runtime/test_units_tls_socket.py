@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import select
 import socket
@@ -16,6 +17,7 @@ import pytest
 import torch
 from tests.runtime.certificates import Authority
 
+from outlast.runtime.coordinator._tls_transport import streams_over
 from outlast.runtime.joining._feeds import Share, _send
 from outlast.runtime.transport import tls_socket
 from outlast.runtime.transport.calls import Call, passes
@@ -161,11 +163,32 @@ def test_a_door_that_lets_go_before_the_greeting_is_a_crowd_and_nobody_s_death(
     far.close()
     assert select.select([call.sock], [], [], 20)[0]
     call.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # it is reset when that has been asked for
-    with pytest.raises(OSError) as ended:
+
+    def goes_on() -> None:
         call.connected()
         call.proved()
+
+    with pytest.raises(OSError) as ended:
+        goes_on()
     call.sock.close()
     assert passes(ended.value)
+
+
+def test_the_end_of_what_is_written_to_who_has_gone_is_nothing_new(ends: Ends) -> None:
+    one, other = ends
+
+    async def ended() -> None:
+        _, writer = await streams_over(one)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        other.close()
+        assert select.select([one], [], [], 20)[0]
+        one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # it is reset when that has been asked for
+        with pytest.raises(OSError):
+            one.shutdown(socket.SHUT_WR)
+        writer.write_eof()
+        writer.close()
+
+    asyncio.run(ended())
 
 
 def test_a_thread_that_does_not_begin_to_look_at_certificates_holds_no_connection_up(

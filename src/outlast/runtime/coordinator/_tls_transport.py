@@ -6,6 +6,7 @@ Role: bytes between a `TlsSocket` and the loop, never waiting. What cannot be se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import Any
 
@@ -99,7 +100,7 @@ class _TlsTransport(asyncio.Transport):
                 self._protocol.resume_writing()
         self._loop.remove_writer(self._sock.fileno())
         if self._last:
-            self._sock.shutdown(socket.SHUT_WR)
+            self._end()
         if self._closing:
             self._lose(None)
 
@@ -110,6 +111,10 @@ class _TlsTransport(asyncio.Transport):
         """Nothing is written after this."""
         self._last = True
         if not self._pending:
+            self._end()
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):  # the other end has gone already, which reading tells
             self._sock.shutdown(socket.SHUT_WR)
 
     # --- the end -------------------------------------------------------------------------------------------------

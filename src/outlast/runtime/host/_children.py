@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -91,17 +92,20 @@ def start(
 
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(log.open("ab")) if log is not None else None
-        process = subprocess.Popen(
-            list(command),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            pass_fds=tuple(pass_fds),
-            preexec_fn=before_exec,
-            start_new_session=True,
-            cwd=cwd,
-        )
+        try:
+            process = subprocess.Popen(
+                list(command),
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                pass_fds=tuple(pass_fds),
+                preexec_fn=before_exec,
+                start_new_session=True,
+                cwd=cwd,
+            )
+        except subprocess.SubprocessError as error:  # the child had no memory to begin
+            raise OSError(errno.ENOMEM, str(error)) from error
     process.returncode = 0  # it is ours to reap, not subprocess's
     try:
         return Child(process.pid)
