@@ -13,9 +13,9 @@ from tests.runtime.certificates import Authority, etcd_variables
 
 from outlast.config import TlsFiles
 from outlast.errors import ConfigError, EnvironmentFault
-from outlast.journal import Journal, Unreachable, _etcd, access_of, check_reachable
+from outlast.journal import Journal, Unreachable, _etcd, _renewed, access_of, check_reachable
 from outlast.journal._etcd import Etcd
-from outlast.journal._etcd_tls import CertificateRefused
+from outlast.journal._etcd_tls import CertificateRefused, EtcdTls
 from outlast.runtime.host.coordinator_finder import CoordinatorFinder
 
 pytestmark = pytest.mark.process
@@ -95,6 +95,23 @@ def test_members_of_another_authority_are_told_nothing(members: Members, authori
     others = Authority(tmp_path / "others").files()
     with pytest.raises(EnvironmentFault, match="shows a certificate that is not trusted"):
         check_reachable(members.record, etcd_variables(others))
+
+
+def test_renewed_files_that_cannot_be_used_are_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not at once, for they may be half renewed: the old ones would hold in silence until they have expired."""
+    files = Authority(tmp_path / "own").files()
+    tls = EtcdTls({"CA": files.ca, "CERT": files.cert, "KEY": files.key})
+    before = tls.context()
+    Path(files.key).write_text("no key")
+    for _ in range(5):
+        tls.context()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(_renewed, "_APART_S", 0.0)
+    for _ in range(5):
+        assert tls.context() is before
+    assert capsys.readouterr().err.count("renewed files are not taken") == 1
 
 
 def test_renewed_files_are_read_for_the_next_connection(members: Members, authority: Authority, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from outlast.core import events as ev
 from outlast.core.phases import Phase
 from outlast.core.protocol import messages as m
 from outlast.errors import ConfigError, WireRefusal
+from outlast.journal import _renewed
 from outlast.runtime.coordinator._absent_members import call_in
 from outlast.runtime.coordinator.server import Server
 from outlast.runtime.joining._feeds import Share, Stream, Streams
@@ -679,9 +680,10 @@ def test_a_host_whose_own_certificate_is_wrong_starts_nothing(authority: Authori
 
 
 def test_renewed_files_that_cannot_be_used_are_told_of_once(
-    authority: Authority, capfd: pytest.CaptureFixture[str]
+    authority: Authority, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old ones would hold in silence until they have expired."""
+    monkeypatch.setattr(_renewed, "_APART_S", 0.0)
     files, renewed = authority.files("old"), authority.files("renewed")
     tls = Tls(files)
     before = tls._now

@@ -16,6 +16,7 @@ from outlast.journal._filesystem import Mount, find_mount, is_network
 from outlast.journal._journal import Entry, Journal
 from outlast.journal._last_line import LastLine
 from outlast.journal._lock import RunLock, is_held, started_at_s
+from outlast.journal._renewed import RenewedFiles
 from outlast.journal._run_clock import keep_clock, run_now_s
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "Access", "CoordinatorClaim", "Entry", "Journal", "LastLine", "Mount", "RunLock", "RunsInEtcd", "SharedRecord",
-    "TurnSeen", "Unreachable", "access_of", "check_reachable", "find_mount", "holds_run", "is_held", "is_network",
-    "keep_clock", "read_places", "run_now_s", "started_at_s",
+    "Access", "CoordinatorClaim", "Entry", "Journal", "LastLine", "Mount", "RenewedFiles", "RunLock", "RunsInEtcd",
+    "SharedRecord", "TurnSeen", "Unreachable", "access_of", "check_reachable", "find_mount", "holds_run", "is_held",
+    "is_network", "keep_clock", "read_places", "run_now_s", "started_at_s",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from outlast.errors import ConfigError
+from outlast.journal._renewed import RenewedFiles
 
 __all__ = ["CertificateRefused", "EtcdTls"]
 
@@ -38,15 +39,18 @@ class EtcdTls:
         if self._key and not self._cert:
             raise ConfigError("a key for etcd, and no certificate", remedy="OUTLAST_ETCD_CERT, too")
         self._mark = self._marked()
-        self._made = self._read()
+        self._made, self._renewed = self._read(), RenewedFiles()
 
     def context(self) -> ssl.SSLContext:
         """For a connection that is made now."""
-        with contextlib.suppress(OSError, ConfigError):
+        try:
             mark = self._marked()
             if mark != self._mark:
                 self._made = self._read()
                 self._mark = mark
+            self._renewed.taken()
+        except (OSError, ConfigError) as error:
+            self._renewed.refused(error)
         return self._made
 
     @contextlib.contextmanager

@@ -16,7 +16,6 @@ import select
 import socket
 import ssl
 import stat
-import sys
 import threading
 import time
 from typing import NamedTuple, NoReturn
@@ -24,12 +23,12 @@ from typing import NamedTuple, NoReturn
 from outlast.checkpoint.threads import begin
 from outlast.config import TlsFiles
 from outlast.errors import ConfigError
+from outlast.journal import RenewedFiles
 from outlast.runtime.transport.tls_socket import TlsSocket, meant
 
 __all__ = ["Tls", "tls_of"]
 
 _LOOK_S = 1.0  # between two looks at the files, while there are connections
-_LOOKS = 3  # at which renewed files were wrong in the same way, until that is told
 
 
 class _Contexts(NamedTuple):
@@ -46,7 +45,7 @@ class Tls:
         self._files, self.name = files, files.name
         self._now = self._read()
         self._looked_s, self._looking = time.monotonic(), False
-        self._wrong = ("", 0)  # with renewed files, and at how many looks in a row
+        self._renewed = RenewedFiles()
 
     def calling(self, sock: socket.socket, host: str) -> TlsSocket:
         """Take over a connection to this host; `greet` next. OSError: it is over."""
@@ -91,18 +90,11 @@ class Tls:
         try:
             if _mark(self._files) != self._now.mark:
                 self._now = self._read()
-                self._wrong = ("", 0)
+            self._renewed.taken()
         except (OSError, ConfigError) as error:  # half renewed: what was there holds until it is whole
-            self._tell(error.message if isinstance(error, ConfigError) else str(error))
+            self._renewed.refused(error)
         finally:
             self._looked_s, self._looking = time.monotonic(), False
-
-    def _tell(self, wrong: str) -> None:
-        """What is wrong at several looks is no renewal under way: somebody has to know before the old files expire."""
-        before, looks = self._wrong
-        self._wrong = wrong, looks + 1 if wrong == before else 1
-        if self._wrong[1] == _LOOKS:
-            print(f"outlast: renewed files are not taken, and the old ones hold: {wrong}", file=sys.stderr, flush=True)
 
     def _read(self) -> _Contexts:
         files = self._files
