@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -45,6 +46,8 @@ def _data() -> list[tuple[Tensor, Tensor]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--until", type=int, help="do only the first so many of them")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="after each step")
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--batch", type=int, default=32, help="samples a microbatch")
     parser.add_argument("--dtype", required=True)
@@ -67,10 +70,11 @@ def main() -> None:
         bucket_mb=0.2,
     )
     log = StepWriter(args.folder / "commits", run.name)
-    for step in training.steps(until=args.steps):
+    for step in training.steps(until=args.until or args.steps):
         for tokens, targets in step:
             step.backward(functional.cross_entropy(model(tokens).float(), targets))
         log.committed(step.number, step.loss)
+        time.sleep(args.pause_s)
     end = args.folder / "ends" / f"{run.name}.{os.getpid()}"
     part = args.folder / f"{end.name}.part"
     part.write_text(json.dumps({"fingerprint": training.fingerprint()}))
