@@ -95,6 +95,7 @@ class Soak:
                         self._look(driven, folder, time.monotonic() - began_s)
                         self._strike(driven)
                         driven.poll()
+                        self._say(driven, end_s - time.monotonic())
             self._go_on(last=True)
             self._end(driven, folder, time.monotonic() - began_s)
         self._compare(folder)
@@ -108,6 +109,11 @@ class Soak:
             self.struck[f"{_role(seen)} {kind}"] += 1
             if kind.endswith("SIGCONT"):
                 self._stopped.append((time.monotonic() + self.rng.uniform(0.0, 2.0 * _STOPPED_S), seen))
+
+    def _say(self, driven: Driven, left_s: float) -> None:
+        faults = sum(self.struck.values())
+        if faults % 12 == 0:
+            print(f"{faults} faults, step {driven.step}, {left_s / 60:.0f} min left", file=sys.stderr, flush=True)
 
     def _go_on(self, last: bool = False) -> None:
         for entry in [entry for entry in self._stopped if last or entry[0] <= time.monotonic()]:
