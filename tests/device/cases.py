@@ -6,8 +6,8 @@
 
 Several replicas share the device. Each case is a run of its own, held against one process alone on the same device: it
 is proved if all who reach the end have the same bits, and the run's record tells what was to happen. The exit code is
-1 if a case failed. `speed` measures and proves nothing. What this machine has not what it needs for is told as not
-tried, with the reason.
+1 if a case failed. `speed` and `copies` measure and prove nothing. What this machine has not what it needs for is told
+as not tried, with the reason.
 """
 
 from __future__ import annotations
@@ -46,6 +46,22 @@ class Device(Kinds, Speed):
         ]
         self.same(self.fleet(*faults, replicas=3, steps=6), {"r0.1"}, 6)
         return "two of three killed, in the backward and in the exchange: the same step finished, the same bits"
+
+    def straight(self) -> str:
+        from outlast.runtime.settings.fault_points import Fault
+
+        steps, unclipped, counts = 10, ("--clip", "1e9"), list[str]()
+        for way in ((), ("--thread-copies",)):
+            fault = Fault(replica="r2", phase="gathered", step=5, action="SIGKILL")
+            run = self.fleet(fault, replicas=3, steps=steps, options=(*unclipped, *way))
+            want = self.alone(steps, *unclipped)
+            for name, found in self.ended(run, {"r0.1", "r1.1"}).items():
+                assert found["fingerprint"] == want["fingerprint"], f"{name} has other bits\n{run.logs()}"
+                least = found["buckets"] * (steps - 3) if self.device == "cuda" and not way else 0
+                assert bool(found["straight"]) == bool(least), f"{name} had {found['straight']} buckets straight"
+                assert found["straight"] >= least, f"{name} had {found['straight']} buckets straight, not {least}"
+                counts.append(f"{found['straight']} of {found['buckets'] * steps}")
+        return f"buckets that the device read where they lay, and where threads copy: {', '.join(counts)}; same bits"
 
     def joins(self) -> str:
         self.replaced()
@@ -91,8 +107,8 @@ class Device(Kinds, Speed):
 
 
 CASES = (
-    "bits", "deaths", "joins", "checkpoints", "guards", "audits", "spare", "compiled", "fp16", "fused", "capturable",
-    "products", "rules", "readings", "speed", "nccl", "shards",
+    "bits", "deaths", "straight", "joins", "checkpoints", "guards", "audits", "spare", "compiled", "fp16", "fused",
+    "capturable", "products", "rules", "readings", "speed", "copies", "nccl", "shards",
 )  # fmt: skip
 
 
@@ -102,7 +118,7 @@ def tried(device: Device, name: str) -> dict[str, Any]:
 
     began_s = time.monotonic()
     try:
-        what, how = getattr(device, name)(), "measured" if name == "speed" else "proved"
+        what, how = getattr(device, name)(), "measured" if name in ("speed", "copies") else "proved"
     except (
         AssertionError,
         OSError,

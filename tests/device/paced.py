@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from training import pass_gate, write  # beside this file
+from training import let_threads_copy, pass_gate, write  # beside this file
 
 import outlast
 from outlast.examples.data import HelpText
@@ -57,6 +57,8 @@ class Blocks:
 
 
 def with_outlast(told: argparse.Namespace) -> None:
+    if told.thread_copies:
+        let_threads_copy()
     run = outlast.join()
     device = run.device if told.device == "cuda" else torch.device(told.device)
     model, optimizer = build(told, device)
@@ -101,6 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("steps", "block", "width", "samples"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--thread-copies", action="store_true")
     parser.add_argument("--rank", type=int, default=-1)
     parser.add_argument("--device", required=True)
     for name in ("gates", "blocks", "out"):

@@ -1,7 +1,7 @@
 """The training that `tests/device/run` tries on a device: a table, norms, dropout and bfloat16 under AdamW.
 
 Each replica that reaches the end writes what it has. `--bad N`: sample N holds a NaN. `--rule`: more arguments of
-`protect`, as JSON.
+`protect`, as JSON. `--thread-copies`: a thread of the host copies the outcome, never the device itself.
 """
 
 from __future__ import annotations
@@ -57,6 +57,13 @@ def pass_gate(gates: Path | None, step: int) -> None:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
+def let_threads_copy() -> None:
+    """The device reads nothing in others' memory, as where pages cannot be locked."""
+    from outlast.runtime.training._straight_copies import CudaPageLocks
+
+    CudaPageLocks.lock = lambda *_: False  # type: ignore[method-assign]
+
+
 def write(path: Path, found: dict[str, Any]) -> None:
     """All of it, or nothing yet."""
     part = path.with_suffix(".part")
@@ -83,8 +90,8 @@ def train(told: argparse.Namespace, device: torch.device, run: Any) -> dict[str,
         model.compile()  # in place: names are those of the plain model
     scaler = scaler_of(device) if told.fp16 else None
     training = run.protect(
-        model, optimizer, data(told.bad), global_batch_size=24, microbatches=4, seed=11, clip_norm=1.0, bucket_mb=0.01,
-        guards=told.guards, scaler=scaler, checks=told.checks or None, **json.loads(told.rule),
+        model, optimizer, data(told.bad), global_batch_size=24, microbatches=4, seed=11, clip_norm=told.clip,
+        bucket_mb=0.01, guards=told.guards, scaler=scaler, checks=told.checks or None, **json.loads(told.rule),
     )  # fmt: skip
     losses: dict[int, float] = {}
     overflows = 0
@@ -97,7 +104,10 @@ def train(told: argparse.Namespace, device: torch.device, run: Any) -> dict[str,
             step.backward(functional.cross_entropy(found.float(), classes))
         losses[step.number] = step.loss
         overflows += step.grad_norm is not None and not math.isfinite(step.grad_norm)
-    shown = {"losses": {k: str(v) for k, v in losses.items()}, "overflows": overflows}
+    staging = training.engine.staging
+    straight = staging.straight if staging is not None else None
+    shown: dict[str, Any] = {"losses": {k: str(v) for k, v in losses.items()}, "overflows": overflows}
+    shown |= {"buckets": len(training.engine.layout.buckets), "straight": straight.num_taken if straight else 0}
     return shown | {"fingerprint": training.fingerprint(), "scale": scaler.get_scale() if scaler else 1.0}
 
 
@@ -108,6 +118,8 @@ def main() -> None:
     parser.add_argument("--bad", type=int, default=-1)
     parser.add_argument("--guards", default="default")
     parser.add_argument("--gates", type=Path)
+    parser.add_argument("--clip", type=float, default=1.0)
+    parser.add_argument("--thread-copies", action="store_true")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--fp16", action="store_true")
     parser.add_argument("--optimizer", default="plain")
@@ -116,6 +128,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     told = parser.parse_args()
     torch.use_deterministic_algorithms(True)
+    if told.thread_copies:
+        let_threads_copy()
     run = outlast.join()
     device = run.device if told.device == "cuda" else torch.device(told.device)
     write(told.out / f"{run.name}.json", train(told, device, run))

@@ -24,7 +24,7 @@ from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.peer_messages import Hand, Reduced, SumsReady
 from outlast.tensors import BLOCK, Bucket, Layout, Looked, combine, fingerprint, look, reduce_and_look, reduce_slice
 
-__all__ = ["Plane", "Reduction", "SharedPlane", "ExchangeTask", "print_of_slice", "reduce_and_note"]
+__all__ = ["Onward", "Plane", "Reduction", "SharedPlane", "ExchangeTask", "print_of_slice", "reduce_and_note"]
 
 Sent = dict[Node, tuple[str, bytes]]  # of each part of a slice: whose, and its blocks' fingerprints as made
 Enter = Callable[[Phase, int], None]  # publish the phase and the bucket, and pass the fault point
@@ -100,13 +100,31 @@ class Plane(Protocol):
     def close(self) -> None: ...
 
 
+class Onward(Protocol):
+    """Copies an outcome on to a device from where its slices lie (`training/_straight_copies.py`)."""
+
+    def begin(self, memories: Sequence[Memory]) -> None: ...
+    def take(self, bucket: int, slices: Sequence[tuple[Memory, int, int]], out: Tensor) -> bool: ...
+    def settle(self) -> None: ...
+    def forget(self) -> None: ...
+
+
 class SharedPlane:
-    """Members of one host read each other's memory; the mesh says when."""
+    """Members of one host read each other's memory; the mesh says when. `onward`: what copies the outcome to where it
+    is applied, if that is a device."""
 
     def __init__(
-        self, mesh: Mesh, layout: Layout, mine: Memory, peers: dict[str, Memory], out: list[Tensor], enter: Enter
+        self,
+        mesh: Mesh,
+        layout: Layout,
+        mine: Memory,
+        peers: dict[str, Memory],
+        out: list[Tensor],
+        enter: Enter,
+        onward: Onward | None = None,
     ) -> None:
         self.mesh, self.layout, self.mine, self.peers, self.out, self.enter = mesh, layout, mine, peers, out, enter
+        self.onward = onward
         self.members = mesh.view.members
         self.index = self.members.index(mesh.me)
         self.ranges = [bucket.slices(len(self.members)) for bucket in layout.buckets]
@@ -140,11 +158,16 @@ class SharedPlane:
     def finish(self) -> Reduction:
         """Wait for the others, and do what follows. Raises ViewAbandoned when the view ends first."""
         order, step = self._order, self._now().step
-        while order.awaits is not None:
-            kind, phase = (SumsReady, Phase.SCATTERED) if order.awaits == "sums" else (Reduced, Phase.GATHERED)
-            self.enter(phase, order.bucket)
-            self.mesh.collect(kind, step, order.bucket, phase)
-            order.arrived()
+        if self.onward is not None:
+            self.onward.begin([self._memory(name) for name in self.members])
+        try:
+            while order.awaits is not None:
+                kind, phase = (SumsReady, Phase.SCATTERED) if order.awaits == "sums" else (Reduced, Phase.GATHERED)
+                self.enter(phase, order.bucket)
+                self.mesh.collect(kind, step, order.bucket, phase)
+                order.arrived()
+        finally:
+            self._settle()  # before anybody writes the outcome slots again, in the next step or in another view
         return self._found
 
     # --- the stages of the order (`core/protocol/step/exchange_order.py`) ----------------------------------------
@@ -173,8 +196,7 @@ class SharedPlane:
         offers = self.mesh.boxes[SumsReady, task.step, bucket]
         parts: dict[Node, Tensor] = {}
         for name, nodes in zip(self.members, task.nodes, strict=True):
-            mine = name == self.mesh.me
-            memory, slots = (self.mine, task.slots) if mine else (self.peers[name], offers[name].slots)
+            memory, slots = self._memory(name), task.slots if name == self.mesh.me else offers[name].slots
             for node, slot in zip(nodes, slots, strict=True):
                 parts[node] = memory.flats(slot)[bucket][lo:hi]
         return parts
@@ -200,10 +222,20 @@ class SharedPlane:
     def gather(self, bucket: int) -> None:
         if len(self.members) == 1:
             return
-        for name, (lo, hi) in zip(self.members, self.ranges[bucket], strict=True):
-            memory = self.mine if name == self.mesh.me else self.peers[name]
-            if hi > lo:
-                self.out[bucket][lo:hi].copy_(memory.flats(OUTCOME)[bucket][lo:hi])
+        ranges, out = zip(self.members, self.ranges[bucket], strict=True), self.out[bucket]
+        slices = [(self._memory(name), lo, hi) for name, (lo, hi) in ranges if hi > lo]
+        if self.onward is None or not self.onward.take(bucket, slices, out):
+            for memory, lo, hi in slices:
+                out[lo:hi].copy_(memory.flats(OUTCOME)[bucket][lo:hi])
+        if bucket + 1 == len(self.ranges):
+            self._settle()  # checks read `out`
+
+    def _memory(self, name: str) -> Memory:
+        return self.mine if name == self.mesh.me else self.peers[name]
+
+    def _settle(self) -> None:
+        if self.onward is not None:
+            self.onward.settle()
 
     # --- what others reduced -------------------------------------------------------------------------------------
     def check(self) -> None:
@@ -246,7 +278,9 @@ class SharedPlane:
         return bytes(message.meta)
 
     def close(self) -> None:
-        """Nothing is held beyond the mesh."""
+        """What was gathered and not applied counts no more; the next outcome may be handed to me, also as a spare."""
+        if self.onward is not None:
+            self.onward.forget()
 
     def _now(self) -> ExchangeTask:
         assert self._task is not None

@@ -19,7 +19,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import RowsNote, leaves_of
 from outlast.core.protocol.slices import checker_of
 from outlast.core.protocol.step.exchange_order import ExchangeOrder
-from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, SharedPlane
+from outlast.runtime.exchange.plane import Enter, ExchangeTask, Onward, Reduction, SharedPlane
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.exchange.slots import OUTCOME, Memory
 from outlast.runtime.transport.connections import decoded
@@ -144,8 +144,9 @@ class SharedRowPlane(RowSteps, SharedPlane):
         enter: Enter,
         robust: Robust,
         draw: random.Random,
+        onward: Onward | None = None,
     ) -> None:
-        SharedPlane.__init__(self, mesh, layout, mine, peers, out, enter)
+        SharedPlane.__init__(self, mesh, layout, mine, peers, out, enter, onward)
         self.robust, self._draw = robust, draw
 
     def begin(self, task: ExchangeTask) -> None:

@@ -62,10 +62,11 @@ def _enter(port: ViewPort) -> Callable[[Phase, int], None]:
 
 
 def _shared(engine: Engine, mesh: Mesh, memories: dict[str, Memory], enter: Callable[[Phase, int], None]) -> Plane:
+    onward = engine.staging.straight if engine.staging is not None else None
     if engine.robust is None:
-        return SharedPlane(mesh, engine.layout, engine.memory, memories, engine.out, enter)
+        return SharedPlane(mesh, engine.layout, engine.memory, memories, engine.out, enter, onward)
     draw = random.SystemRandom()  # which slices this member checks is known to no other
-    return SharedRowPlane(mesh, engine.layout, engine.memory, memories, engine.out, enter, engine.robust, draw)
+    return SharedRowPlane(mesh, engine.layout, engine.memory, memories, engine.out, enter, engine.robust, draw, onward)
 
 
 def _network(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outlast.runtime.training._straight_copies import StraightCopies
 from outlast.tensors import Layout, is_shard
 
 __all__ = ["DEPTH", "Arrival", "Mark", "Staging"]
@@ -58,9 +59,10 @@ class Staging:
         self._layout, self._device = layout, device
         self._plain = [all(params[i].dtype == b.dtype for i, _, _ in b.params) for b in layout.buckets]
         self._buffers: list[Tensor] = []
-        self._marks: list[Any] = [None] * (DEPTH + 1)
+        self._marks: list[Any] = [None] * (DEPTH + 2)
         self._turn = 0
         self._returned: Mark | None = None
+        self.straight = StraightCopies(device, self._plain, lambda: self._mark(DEPTH + 1))
 
     @classmethod
     def between(cls, params: Sequence[Tensor], layout: Layout) -> Staging | None:
@@ -113,14 +115,18 @@ class Staging:
         return [self._zeros(bucket.numel, bucket.dtype) for bucket in self._layout.buckets]
 
     def back(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        """Copies on the device, which may not be there yet: `settle` before `flats` are written again. Of a bucket with
-        parameters of another type the flat tensor itself: types change on the host, as ever."""
-        there = [
-            flat.to(self._device, non_blocking=True) if plain else flat
-            for flat, plain in zip(flats, self._plain, strict=True)
-        ]
+        """Copies on the device, which may not be there yet: `settle` before `flats` are written again. Those that came
+        straight are there. Of a bucket with parameters of another type the flat tensor itself: types change on the
+        host, as ever."""
+        there = [self._back(bucket, flat) for bucket, flat in enumerate(flats)]
         self._returned = self._mark(DEPTH)
         return there
+
+    def _back(self, bucket: int, flat: Tensor) -> Tensor:
+        there = self.straight.given(bucket)
+        if there is not None or not self._plain[bucket]:
+            return flat if there is None else there
+        return flat.to(self._device, non_blocking=True)
 
     def settle(self) -> None:
         """Wait until what went back was read."""

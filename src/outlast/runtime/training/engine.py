@@ -101,6 +101,12 @@ class Engine(Microbatches):
         if factor < 1.0:
             for flat in self.out:
                 flat.mul_(factor)
+            self._differs()
+
+    def _differs(self) -> None:
+        """What came straight to the device is not, or not any more, what is applied."""
+        if self.staging is not None:
+            self.staging.straight.forget()
 
     def apply(self, meta: Meta, enter: Callable[[Phase], None]) -> None:
         """One optimizer step with the outcome in `out`. An exception in here must end the process (rule 12)."""
@@ -113,6 +119,7 @@ class Engine(Microbatches):
         if checks.guards.before(meta) and not meta.overflow:
             self._optimize(meta, enter)
         else:
+            self._differs()
             enter(Phase.OPTIMIZER)
         for data, start in zip(meta.buffers, self._start_buffers, strict=bool(meta.buffers)):
             raw(start).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
