@@ -84,9 +84,11 @@ class Speed(Held):
     def _beside_ddp(self, fleets: dict[str, tuple[str, ...]]) -> str:
         model, _, _, block, rounds = SIZES[self.device]
         steps = block * (rounds + 1) + 1
-        gates = [block * number for number in range(1, rounds + 1)]
+        gates = [block * number for number in range(1, rounds + 2)]  # the last, so that none ends before the others
         with self._started(fleets, gates, steps) as systems:
             times = self._turns(systems, rounds)
+            for system in systems:
+                system.gates.open_gate()
         for system in systems[:-1]:
             self.ended(system.gates, set(system.names))
         told = [
