@@ -135,7 +135,7 @@ def test_the_chain_says_where_it_has_not_what_a_job_does() -> None:
 
 
 def lose_one(machines: Machines, now_s: float, repair_s: float) -> None:
-    machines.take(np.array([0]), np.ones(1), np.array([now_s]), np.array([repair_s]))
+    machines.take(np.array([0]), np.ones(1), np.array([now_s]), np.array([repair_s]), np.zeros(1))
 
 
 def test_who_waits_for_all_is_not_woken_by_one_that_comes_back() -> None:

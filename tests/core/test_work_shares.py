@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outlast.core.policy import WorkPolicy, WorkState, longest_s
 from outlast.core.protocol import Coordinator, Member, Settings, View, ViewId, plan_of, schedule
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.delta import apply, diff
 from outlast.core.protocol.tree import cover
-from outlast.core.protocol.work_shares import BACK, WORTH, even, longest_s, ranges_of, shares_by_speed
+from outlast.core.protocol.work_shares import even, ranges_of
 
 NAMES = ("r0.1", "r1.1", "r2.1", "r3.1")
+WORTH, BACK = WorkPolicy().worth, WorkPolicy().back
 speeds = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=6)
+
+
+def shares_by_speed(
+    members: Sequence[str], leaf_s: Mapping[str, float], num_leaves: int, now: Sequence[int] = ()
+) -> tuple[int, ...]:
+    state = WorkState(even=even(len(members), num_leaves), now=now)
+    return WorkPolicy().decide([leaf_s.get(name, 0.0) for name in members], state).work
 
 
 @given(speeds, st.integers(0, 20))

@@ -205,6 +205,7 @@ def _accounts(engine: type[Kernel], job: Job, seed: int, trace: Replayed | None 
 @pytest.mark.parametrize("seed", range(6))
 def test_one_replication_in_plain_numbers_is_the_batch_bit_for_bit(seed: int) -> None:
     jobs = [Job(**{**_ALL, "min_share": share}) for share in (0.8, 1.0)]  # type: ignore[arg-type]
+    jobs += [Job(**{**_ALL, "max_restarts": 20.0 + seed, "backoff_s": 30.0})]  # type: ignore[arg-type]
     jobs += [_random_job(np.random.default_rng([seed, k])) for k in range(4)]
     for job in jobs:
         assert _accounts(Single, job, seed) == _accounts(Kernel, job, seed)

@@ -152,6 +152,8 @@ def _outside(
     planned = float(((1 - model.masked) * model.planned / model.mean_s).sum())
     mixing_h = max((c.repair_mean_h for c in job.classes if c.repair), default=0.0)
     short = filled < 0.9999
+    ended = float((model.nodes * model.ends_process * (1 - (1 - model.masked) * model.planned) / model.mean_s).sum())
+    ended *= job.days * 86400
     reasons = (
         (waste > 0.25, f"waste {waste:.0%}: first order holds below 25 %"),
         (any(c.shape != 1 for c in model.classes), "failures are not exponential: the chain assumes no memory"),
@@ -162,6 +164,7 @@ def _outside(
         (short and mixing_h > job.days * 2.4, "repairs last over a tenth of the run: no steady state"),
         (short and job.price > 0 and job.on_vacancy == "auto", "a price may stop the job: the chain has none"),
         (short and job.vacancy_wait_s < inf and job.on_vacancy in ("wait", "auto"), "waits end, and in the chain none"),
+        (ended + 3 * ended**0.5 > job.max_restarts, f"{ended:.3g} restarts are expected: the chain has any number"),
         (job.days * 86400 < 50 * period * job.tiers[-1].every, "fewer than 50 write cycles: the ends of the run show"),
         (job.interval == "adaptive", "the run learns its interval: the chain has the one that is best at these rates"),
         (job.believed != 1 and job.interval != "fixed", "the controller starts from mistaken rates and learns"),

@@ -7,6 +7,7 @@ the model is left out. It draws nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -20,6 +21,9 @@ from outlast.core.policy import (
     RestartPolicy,
     RunPrior,
     VacancyPolicy,
+    WorkPolicy,
+    WorkState,
+    longest_s,
 )
 from outlast.core.policy.evictions import silence_s
 
@@ -27,7 +31,7 @@ from ._cycle import Cycle
 from ._model import FailureClass, Job
 from ._source import Floats
 
-__all__ = ["Compiled", "Policies", "compile_job", "default_policies", "plan_belief"]
+__all__ = ["Compiled", "Policies", "compile_job", "default_policies", "plan_belief", "speed_of"]
 
 ALARM = "false alarm"
 
@@ -40,6 +44,7 @@ class Policies:
     vacancies: VacancyPolicy = field(default_factory=VacancyPolicy)
     audit: AuditPolicy = field(default_factory=AuditPolicy)
     restart: RestartPolicy = field(default_factory=lambda: RestartPolicy(backoff_s=0.0))
+    work: WorkPolicy = field(default_factory=WorkPolicy)
     prior: RunPrior = field(default_factory=RunPrior)
     """What a run begins with; only the adaptive interval asks."""
 
@@ -67,6 +72,12 @@ class Compiled:
     audit_rate: float
 
     @property
+    def ends_process(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Per class, whether a failure that was not foretold leaves places for the restart policy to fill."""
+        ends: np.ndarray[tuple[int], np.dtype[np.bool_]] = ~self.silent & (self.slow_factor == 1)
+        return ends
+
+    @property
     def loses_work(self) -> tuple[float, ...]:
         """Per class, the share of failures that roll work back."""
         share = (1 - self.masked) * (1 - self.planned) * (self.slow_factor == 1)
@@ -82,7 +93,7 @@ def default_policies(job: Job, compiled_weights: tuple[float, ...], silent: tupl
         else IntervalPolicy(kind=job.interval, fixed_s=job.interval_s, weights=compiled_weights),
         vacancies=VacancyPolicy(kind=job.on_vacancy, patience_s=job.vacancy_wait_s, price=job.price),
         audit=AuditPolicy(weights=silent, fixed=job.audit_rate or None),
-        restart=RestartPolicy(backoff_s=job.backoff_s),
+        restart=RestartPolicy(most=job.max_restarts, backoff_s=job.backoff_s),
     )
 
 
@@ -102,6 +113,23 @@ def _with_alarms(job: Job) -> tuple[FailureClass, ...]:
     if alarms == 0:
         return job.classes
     return (*job.classes, FailureClass(name=ALARM, node_mtbf_h=1 / alarms, predicted=1.0, notice_s=1e12))
+
+
+def speed_of(job: Job, work: WorkPolicy) -> float:
+    """Speed of the hardware mix relative to all of the first part, by the shares that a run would settle at. In whole
+    microbatches that also counts what they leave over."""
+    if not job.microbatches:
+        speeds = [h.speed for h in job.hardware]
+        return sum(h.share * h.speed for h in job.hardware) if job.balanced else min(speeds)
+    from outlast.core.protocol.work_shares import even  # all of the protocol, for the one job in many that asks
+
+    edges = [round(job.num_nodes * share) for share in np.cumsum([0.0, *(h.share for h in job.hardware)])]
+    parts = zip(job.hardware, pairwise(edges), strict=True)
+    leaf_s = [1 / part.speed for part, (first, end) in parts for _ in range(end - first)]
+    shares = even(job.num_nodes, job.microbatches)
+    if job.balanced:
+        shares = work.decide(leaf_s, WorkState(even=shares)).work or shares
+    return job.microbatches / job.num_nodes / longest_s(shares, leaf_s)
 
 
 def compile_job(job: Job, audit: AuditPolicy | None = None) -> Compiled:

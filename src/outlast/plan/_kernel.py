@@ -16,9 +16,10 @@ import numpy as np
 
 from outlast.core.policy import Belief, IntervalState, RunRecords
 
-from ._compiled import Compiled, Policies, plan_belief
+from ._compiled import Compiled, Policies, plan_belief, speed_of
 from ._machines import Machines
 from ._outcome import Outcome
+from ._restarts import Restarts
 from ._source import Floats, Ints, LossSource
 
 __all__ = ["Kernel"]
@@ -38,7 +39,7 @@ class Kernel:
         self.now, self.position, self.trained, self.work = (np.zeros(size) for _ in range(4))
         self.saved, self.saved_index = np.zeros((levels, size)), np.zeros((levels, size))
         self.checkpoint, self.lost, self.recovery, self.degraded, self.idle = (np.zeros(size) for _ in range(5))
-        self.down, self.deaths, self.died_s = np.zeros(size), np.zeros(size), np.full(size, -_NEVER)
+        self.down, self.restarts = np.zeros(size), Restarts(policies.restart, size)
         self.detect_at, self.corrupt_work, self.clean = np.full(size, _NEVER), np.zeros(size), np.zeros(size)
         self.slow_until, self.slow = np.full(size, _NEVER), np.ones(size)
         self.failures = np.zeros((len(model.classes), size), dtype=np.intp)
@@ -49,6 +50,7 @@ class Kernel:
         self.rate = self._draw_rate(size)
         self.prior = plan_belief(job, model.classes)
         self.exposure, self.adaptive = np.zeros(size), policies.interval.kind != "fixed"
+        self.ends_process = model.ends_process
         self.any_slow = bool((model.slow_factor < 1).any())
         self.any_silent = bool(model.silent.any())
         self.all_noticed = bool((model.coverage == 1).all())
@@ -77,7 +79,7 @@ class Kernel:
         accounts = (self.work, self.checkpoint, self.lost, self.recovery, self.degraded, self.idle)
         return Outcome(
             wall_s=self.wall,
-            efficiency=job.efficiency * job.speed * (1 - self._audit_share()),
+            efficiency=job.efficiency * speed_of(job, self.policies.work) * (1 - self._audit_share()),
             classes=tuple(c.name for c in self.model.classes),
             accounts_s=np.stack(accounts),
             failures=self.failures,
@@ -199,9 +201,11 @@ class Kernel:
         self.failures[kinds, rows] += 1
         repair_s = self.source.repair_s(rows, kinds)
         draw = self.rng.random(len(rows))
-        masked = (draw < model.masked[kinds]) & ~self._alone(rows, kinds, repair_s)
-        planned = ~masked & (draw >= model.masked[kinds])
+        planned = draw >= model.masked[kinds]
         planned &= draw < model.masked[kinds] + (1 - model.masked[kinds]) * model.planned[kinds]
+        ends = np.where(planned | ~self.ends_process[kinds], 0.0, model.nodes[kinds])
+        gone = self.restarts.unfilled(rows, np.minimum(ends, self.machines.running[rows]))
+        masked = (draw < model.masked[kinds]) & ~self._alone(rows, kinds, repair_s + gone)
         plain = ~(masked | planned)
         if masked.any():
             self.down[rows[masked]] += model.job.mask_stall_s
@@ -224,19 +228,12 @@ class Kernel:
         if plain.any():
             self._roll_back(rows[plain], model.severity[kinds[plain]])
             self.down[rows[plain]] = self._noticed_s(kinds[plain]) + model.recovery_s[model.severity[kinds[plain]]]
-            self.down[rows[plain]] += self._backoff_s(rows[plain])
-        self._take(rows, kinds, repair_s)
+            self.down[rows[plain]] += self.restarts.delay_s(rows[plain], self.now[rows[plain]])
+        self._take(rows, kinds, repair_s, gone)
 
-    def _alone(self, rows: Ints, kinds: Ints, repair_s: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _alone(self, rows: Ints, kinds: Ints, out: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Whether it takes all machines that still run: what redundancy masks needs another that holds the state."""
-        return (repair_s > 0) & (self.machines.running[rows] <= self.model.nodes[kinds])
-
-    def _backoff_s(self, rows: Ints) -> Floats:
-        """How long the restart policy lets a job wait that went back just before, too."""
-        policy, now = self.policies.restart, self.now[rows]
-        self.deaths[rows] = np.where(now - self.died_s[rows] < policy.window_s, self.deaths[rows] + 1, 1)
-        self.died_s[rows] = now
-        return np.asarray(policy.decide(deaths=self.deaths[rows], restarts=self.rollbacks[rows]).delay_s)
+        return (out > 0) & (self.machines.running[rows] <= self.model.nodes[kinds])
 
     def _noticed_s(self, kinds: Ints) -> Floats:
         model = self.model
@@ -245,12 +242,13 @@ class Kernel:
         seen = self.rng.random(len(kinds)) < model.coverage[kinds]
         return np.where(seen, model.detection_s[kinds], model.late_s[kinds])
 
-    def _take(self, rows: Ints, kinds: Ints, repair_s: Floats) -> None:
-        taken = repair_s > 0
+    def _take(self, rows: Ints, kinds: Ints, repair_s: Floats, gone: Floats) -> None:
+        num = np.where(repair_s > 0, self.model.nodes[kinds], gone)
+        taken = num > 0
         if not taken.any():
             return
         rows = rows[taken]
-        lost = self.machines.take(rows, self.model.nodes[kinds[taken]], self.now[rows], repair_s[taken])
+        lost = self.machines.take(rows, num[taken], self.now[rows], repair_s[taken], gone[taken])
         self.down[rows[lost.swapped]] += self.model.job.swap_s
         self._give_up(rows[lost.shrunk], rows[lost.stopped])
 

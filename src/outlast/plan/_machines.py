@@ -1,8 +1,8 @@
 """The fleet's machines in a batch of replications: running, spare, in repair; who fills a place, who comes back.
 
-Invariant: running + spare + in repair = wanted + spares, in every replication at all times. The vacancy policy decides
-whether to go on with fewer, to wait or to stop; the decision here is only carried out. A job that stops is started
-again once all its machines are there.
+Invariant: running + spare + in repair + gone = wanted + spares, in every replication at all times; `gone` are those
+whose places the restart policy does not fill again. The vacancy policy decides whether to go on with fewer, to wait or
+to stop; the decision here is only carried out. A job that stops is started again once all its machines are there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Machines:
         self.running, self.spare = np.full(size, self.wanted), np.full(size, float(job.spares))
         self.waiting: _Flags = np.zeros(size, dtype=np.bool_)
         self.stopped: _Flags = np.zeros(size, dtype=np.bool_)
-        self.waits = np.zeros(size, dtype=np.intp)
+        self.waits, self.gone = np.zeros(size, dtype=np.intp), np.zeros(size)
         self.since, self.patience_ends = np.zeros(size), np.full(size, np.inf)  # of a wait
         self.back_at, self.back_num = np.full((size, 8), np.inf), np.zeros((size, 8))
         self.soonest = np.full(size, np.inf)
@@ -64,12 +64,14 @@ class Machines:
         self.crew_free[rows, crew] = done
         return done
 
-    def take(self, rows: Ints, num: Floats, now: Floats, repair_s: Floats) -> Taken:
-        """`num` machines of each row go to repair; spares fill in; what is then missing shrinks or stops the job, or
-        makes it wait."""
+    def take(self, rows: Ints, num: Floats, now: Floats, repair_s: Floats, gone: Floats) -> Taken:
+        """`num` machines of each row go to repair, `gone` of them for good; spares fill in; what is then missing
+        shrinks or stops the job, or makes it wait."""
         num = np.minimum(num, self.running[rows])
-        done = self._finish_s(rows, now, repair_s)
-        self._book(rows, done, num)
+        self.gone[rows] += gone
+        back = num > gone
+        done = self._finish_s(rows[back], now[back], repair_s[back])
+        self._book(rows[back], done, (num - gone)[back])
         filled = np.minimum(self.spare[rows], num)
         self.spare[rows] -= filled
         self.running[rows] -= num - filled

@@ -152,6 +152,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     reshape_s: float = 60.0
     backoff_s: float = 0.0
     """Delay of a restart, doubled each time that the job goes back again within a minute, at most 60 s."""
+    max_restarts: float = math.inf
+    """Places that are filled again after a failure, over the whole job; those that fail later stay empty."""
     stall_floor_s: float = 0.5
     """No learned deadline is shorter; as in a run's settings."""
     outside_s: float = 1800.0
@@ -175,6 +177,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     hardware: tuple[Hardware, ...] = (Hardware(share=1.0),)
     balanced: bool = False
     """Mixed hardware: shares of work follow speed; otherwise the slowest sets the pace."""
+    microbatches: int = 0
+    """What a step of all nodes is made of: shares are whole ones, as the run's policy gives them; 0: any there is."""
     prior_weight: float = 20.0
     """How many failures' worth the planned rates count in the controller's belief."""
     believed: float = 1.0
@@ -219,9 +223,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         for name in ("mask_stall_s", "planned_stop_s", "swap_s", "reshape_s", "burst_variance", "backoff_s"):
             _check(name, getattr(self, name), 0, _BIG)
         _check("min_share", self.min_share, 0, 1, open_low=True)
-        _check("vacancy_wait_s", self.vacancy_wait_s, 0, math.inf)
+        for name in ("vacancy_wait_s", "max_restarts"):
+            _check(name, getattr(self, name), 0, math.inf)
         _check("price", self.price, 0, _BIG)
         _check("audit_rate", self.audit_rate, 0, 1)
+        _check("microbatches", self.microbatches, 0, _BIG)
         _check("crews", self.crews, 0, _BIG)
         if not 1 <= len(self.tiers) <= 5 or self.tiers[0].every != 1:
             raise ConfigError("a ladder has 1 to 5 tiers, the first with every = 1", remedy="list tiers nearest first")
@@ -240,13 +246,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def rate_multiplier(self) -> float:
         """Mean failure rate of the hardware mix, relative to the first part."""
         return sum(h.share * h.rate for h in self.hardware)
-
-    @property
-    def speed(self) -> float:
-        """Speed of the mix relative to the first part: the mean if balanced, else the slowest."""
-        if self.balanced:
-            return sum(h.share * h.speed for h in self.hardware)
-        return min(h.speed for h in self.hardware)
 
     def fleet_rate_h(self, item: FailureClass) -> float:
         """Failures of a class per hour on the whole job."""

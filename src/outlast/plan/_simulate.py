@@ -34,7 +34,7 @@ def simulate(
 ) -> Outcome:
     """Run `replications` of the job; deterministic in (job, replications, seed, policies, source).
 
-    Memory: about 8 (25 + 2 tiers + 2 classes + 2 machines in repair) bytes a replication of one block, plus
+    Memory: about 8 (27 + 2 tiers + 2 classes + 2 machines in repair) bytes a replication of one block, plus
     8 (11 + classes) bytes a replication of result.
     """
     count("replications", replications, 1)

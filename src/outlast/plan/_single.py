@@ -29,6 +29,7 @@ class Single(Kernel):
         self._masked = masked
         self._masked_or_planned = [m + (1 - m) * p for m, p in zip(masked, planned, strict=True)]
         self._slow_factor, self._is_silent = model.slow_factor.tolist(), model.silent.tolist()
+        self._nodes, self._ends_process = model.nodes.tolist(), model.ends_process.tolist()
         self._severity, self._recovery_s = model.severity.tolist(), model.recovery_s.tolist()
 
     def step(self) -> bool:
@@ -109,11 +110,14 @@ class Single(Kernel):
         self.failures[kind, 0] += 1
         repair_s = self.source.repair_s(rows, kinds)
         draw = self.rng.random()
-        alone = repair_s.item() > 0 and self.machines.running.item() <= self.model.nodes[kind].item()
+        planned, running = self._masked[kind] <= draw < self._masked_or_planned[kind], self.machines.running.item()
+        ends = 0.0 if planned or not self._ends_process[kind] else self._nodes[kind]
+        gone = self.restarts.unfilled_one(min(ends, running))
+        alone = (gone or repair_s.item() > 0) and running <= self._nodes[kind]
         if draw < self._masked[kind] and not alone:
             self.down[0] += self.model.job.mask_stall_s
             self.masked[0] += 1
-        elif self._masked[kind] <= draw < self._masked_or_planned[kind]:
+        elif planned:
             self._plan_stop(rows)
         elif self._slow_factor[kind] < 1:
             self.slow[0] = self._slow_factor[kind]
@@ -125,13 +129,13 @@ class Single(Kernel):
             self._back_to(level)
             noticed_s = self.model.detection_s[kind] if self.all_noticed else self._noticed_s(kinds).item()
             self.down[0] = noticed_s + self._recovery_s[level]
-            if self.policies.restart.backoff_s:
-                self.down[0] += self._backoff_s(rows).item()
-        if repair_s.item() > 0:
-            self._take(rows, kinds, repair_s)
+            self.down[0] += self.restarts.delay_s(rows, self.now).item()
+        if gone or repair_s.item() > 0:
+            self._take(rows, kinds, repair_s, np.array([gone]))
 
-    def _take(self, rows: Ints, kinds: Ints, repair_s: Floats) -> None:
-        lost = self.machines.take(rows, self.model.nodes[kinds], self.now, repair_s)
+    def _take(self, rows: Ints, kinds: Ints, repair_s: Floats, gone: Floats) -> None:
+        num = self.model.nodes[kinds] if repair_s.item() > 0 else gone
+        lost = self.machines.take(rows, num, self.now, repair_s, gone)
         if lost.swapped.item():
             self.down[0] += self.model.job.swap_s
         self._give_up(rows[lost.shrunk], rows[lost.stopped])

@@ -29,6 +29,7 @@ from outlast.core.policy._record import Believed, RunPrior, RunRecord, SaveDecis
 from outlast.core.policy._restart import RestartDecision, RestartPolicy
 from outlast.core.policy._spares import SparesDecision, SparesPolicy, SparesState
 from outlast.core.policy._vacancies import Replacements, VacancyDecision, VacancyPolicy, VacancyState
+from outlast.core.policy._work import WorkDecision, WorkPolicy, WorkState, longest_s
 from outlast.core.policy.audits import AuditDecision, AuditPolicy, AuditState, audit_share
 from outlast.core.policy.bands import Band, BandReading
 from outlast.core.policy.guard_records import (
@@ -75,9 +76,9 @@ __all__ = [
     "IntervalPolicy", "IntervalState", "LossRecord", "Losses", "PreFact", "BandReading", "RuleFact", "Ruling",
     "RestartDecision", "RestartPolicy", "RunPrior", "RunRecord", "RunRecords", "SaveDecision", "SparesDecision",
     "Replacements", "SparesPolicy", "SparesState", "VacancyDecision", "VacancyPolicy", "VacancyState", "Verdict",
-    "VerdictAction", "agree", "audit_share", "check_choice", "check_rule",
+    "VerdictAction", "WorkDecision", "WorkPolicy", "WorkState", "agree", "audit_share", "check_choice", "check_rule",
     "decide", "escalate", "escalate_fleeting", "fresh_state", "is_nonfinite", "is_spike", "kappa", "largest_f",
-    "most_rows_per_host", "next_save_s", "remember", "unreproduced",
+    "longest_s", "most_rows_per_host", "next_save_s", "remember", "unreproduced",
 ]  # fmt: skip
 
 

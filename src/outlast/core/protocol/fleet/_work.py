@@ -9,10 +9,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from outlast.core.policy import WorkPolicy, WorkState
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.types import View
-from outlast.core.protocol.work_shares import even, shares_by_speed
+from outlast.core.protocol.work_shares import even
 
 __all__ = ["measured", "work_of"]
 
@@ -51,7 +52,8 @@ def _said(c: FleetState, view: View, name: str, over: float) -> str:
 def work_of(c: FleetState, members: Sequence[str]) -> tuple[int, ...]:
     """Microbatches of each of these in the next view; () for as even as they go."""
     rule = c.facts.get("aggregation", "mean") != "mean"
-    if not c.leaf_s or rule or c.settings.on_alarm != "act" or not c.settings.by_speed:
+    if not c.leaf_s or not members or rule or c.settings.on_alarm != "act" or not c.settings.by_speed:
         return ()
     now = c.view.work if c.view is not None and c.view.members == tuple(members) else ()
-    return shares_by_speed(members, c.leaf_s, c.num_microbatches, now)
+    state = WorkState(even=even(len(members), c.num_microbatches), now=now)
+    return WorkPolicy().decide([c.leaf_s.get(name, 0.0) for name in members], state).work
