@@ -104,6 +104,18 @@ def _families(fit: FleetFit) -> Table:
     )
 
 
+def _read_off(fit: FleetFit) -> Table:
+    """Mean, median and ninetieth percentile of the best laws, with their intervals."""
+    rows = [
+        (f"{what}: {name}, {laws[0].family}", duration(3600 * x), f"{duration(3600 * low)} to {duration(3600 * high)}")
+        for what, laws, _ in _laws(fit)
+        if laws
+        for name, (x, low, high) in laws[0].spans.items()
+    ]
+    title = "What the best laws say, were each gap and repair independent of the others"
+    return Table(title=title, columns=("quantity", "estimate", "95 %"), rows=tuple(rows))
+
+
 _Tests = dict[str, tuple[float, float]]
 
 
@@ -131,11 +143,16 @@ def _parameters(law: rel.Fit) -> str:
     )
 
 
+def _intervals(of: dict[str, tuple[float, float, float]]) -> dict[str, Any]:
+    return {name: {"estimate": x, "interval_95": [a, b]} for name, (x, a, b) in of.items()}
+
+
 def _law_data(laws: tuple[rel.Fit, ...], tests: _Tests) -> dict[str, Any]:
     return {
         law.family: {
             "aic": law.aic,
-            "parameters": {name: {"estimate": x, "interval_95": [a, b]} for name, (x, a, b) in law.parameters.items()},
+            "parameters": _intervals(law.parameters),
+            "spans_h": _intervals(law.spans),
             "fit_test": tests.get(law.family),
         }
         for law in laws
@@ -224,7 +241,7 @@ def fit_answer(trace: Trace, fit: FleetFit, *, seed: int = 0, rounds: int = 200)
     classes = Table(
         title="Classes", columns=("class", "failures"), rows=tuple((name, str(num)) for name, num in fit.classes[:12])
     )
-    tables = [_log_table(trace, fit), classes, _rates(fit), _families(fit)]
+    tables = [_log_table(trace, fit), classes, _rates(fit), _families(fit), _read_off(fit)]
     data = _fit_data(trace, fit)
     if trace.hours >= 12 * 168 and rounds:
         table, checks = _split(trace, seed, rounds)

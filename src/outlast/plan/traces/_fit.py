@@ -17,7 +17,9 @@ from outlast.errors import ConfigError
 
 from ._records import Trace
 
-__all__ = ["INCIDENT_H", "WEEK_H", "FleetFit", "RepairModel", "Statistics", "fit_trace", "statistics"]
+__all__ = [
+    "INCIDENT_H", "WEEK_H", "FleetFit", "RepairModel", "Statistics", "fit_trace", "fleet_intervals", "statistics",
+]  # fmt: skip
 
 WEEK_H = 168.0
 BLOCK_H = 4 * WEEK_H
@@ -139,8 +141,8 @@ def incidents(times: FloatArray) -> list[int]:
 def _incident_weeks(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     times = trace.times_h()
     starts = times[np.append(0, np.flatnonzero(np.diff(times) > INCIDENT_H) + 1)]
-    edges = np.arange(0, trace.hours + 1e-9, WEEK_H)
-    return np.histogram(starts, edges)[0].astype(np.int64)
+    weekly = np.histogram(starts, np.arange(0, trace.hours + 1e-9, WEEK_H))[0].astype(np.int64)
+    return weekly if len(weekly) >= 2 else np.array([len(times)])
 
 
 def _correlation(weekly: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
@@ -266,6 +268,13 @@ def _node_rate(trace: Trace, weeks: rel.HierarchicalRates) -> rel.RateInterval:
     return replace(counted, low=min(counted.low, float(np.exp(low))), high=max(counted.high, float(np.exp(high))))
 
 
+def fleet_intervals(trace: Trace) -> tuple[rel.RateInterval, rel.HierarchicalRates]:
+    """(the rate per machine-hour, the rates of incidents a week), each with its interval."""
+    weekly = _incident_weeks(trace)
+    weeks = rel.hierarchical_rates(weekly, np.full(len(weekly), WEEK_H))
+    return _node_rate(trace, weeks), weeks
+
+
 def fit_trace(trace: Trace, seed: int = 0, rounds: int = 200) -> FleetFit:
     """Fit everything; `rounds` of bootstrap per goodness of fit (0 skips it). Needs ten failures."""
     if len(trace.failures) < 10:
@@ -277,8 +286,7 @@ def fit_trace(trace: Trace, seed: int = 0, rounds: int = 200) -> FleetFit:
     per_node = np.zeros(trace.num_nodes)
     per_node[: len(counts)] = sorted(counts.values(), reverse=True)
     weekly = _incident_weeks(trace)
-    weekly = weekly if len(weekly) >= 2 else np.array([len(trace.failures)])
-    weeks = rel.hierarchical_rates(weekly, np.full(len(weekly), WEEK_H))
+    node_rate, weeks = fleet_intervals(trace)
     spans, seen, _ = trace.repairs_h()
     gaps = np.maximum(np.diff(trace.times_h()), 1e-3)
     repair_fits = tuple(rel.compare_fits(np.maximum(spans, 1e-3), seen)) if seen.sum() >= 10 else ()
@@ -295,7 +303,7 @@ def fit_trace(trace: Trace, seed: int = 0, rounds: int = 200) -> FleetFit:
         num_failures=len(trace.failures),
         machine_hours=trace.exposure_h,
         weekly_correlation=_correlation(weekly),
-        node_rate_h=_node_rate(trace, weeks),
+        node_rate_h=node_rate,
         classes=tuple(Counter(f.kind for f in trace.failures).most_common()),
         weekly=weeks,
         lemons=rel.hierarchical_rates(per_node, np.full(trace.num_nodes, trace.hours)),
