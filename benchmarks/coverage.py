@@ -45,9 +45,9 @@ MACHINES = 200
 HOURS_A_WEEK = 168.0
 
 
-def truth(life: rel.Lifetime) -> dict[str, float]:
+def truth(family: str, life: rel.Lifetime) -> dict[str, float]:
     """The law's own parameters and what is read from it."""
-    own = {name: float(getattr(life, name)) for name in life.__dataclass_fields__}
+    own = {name: float(getattr(life, name)) for name, _ in rel.FAMILIES[family][1]}
     return {**own, "mean": life.mean(), "median": float(life.quantile(0.5)), "p90": float(life.quantile(0.9))}
 
 
@@ -98,7 +98,7 @@ def count_laws(args: Any, bounds: Bounds, raw: dict[str, Any]) -> Iterator[Table
     for family, life in LAWS.items():
         if args.only not in family:
             continue
-        real, rows = truth(life), []
+        real, rows = truth(family, life), []
         for hidden in HIDDEN:
             for num in args.sizes:
                 rng = np.random.default_rng(args.seed)

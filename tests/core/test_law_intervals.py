@@ -39,17 +39,13 @@ def test_an_exponentials_are_a_gammas() -> None:
     assert fit.spans["mean"] == pytest.approx((lives.mean(), 1 / high, 1 / low), rel=1e-3)
 
 
-def counted(family: str, life: rel.Lifetime, num: int, watched: float, rounds: int) -> dict[str, float]:
-    """The share of data sets whose intervals hold the truth; `watched`: the longest that a unit is looked at."""
-    real = {name: float(getattr(life, name)) for name in life.__dataclass_fields__}
+def counted(family: str, life: rel.Lifetime, num: int, rounds: int) -> dict[str, float]:
+    """The share of data sets of so many lives whose intervals hold the truth; all must hold their estimate."""
+    real = {name: float(getattr(life, name)) for name, _ in rel.FAMILIES[family][1]}
     real |= {"mean": life.mean(), "median": float(life.quantile(0.5)), "p90": float(life.quantile(0.9))}
-    rng, held, done = np.random.default_rng(11), dict.fromkeys(real, 0), 0
-    while done < rounds:
-        lives, ends = life.sample(rng, num), rng.uniform(0, watched, num) if np.isfinite(watched) else np.inf
-        if np.sum(lives <= ends) < 3:
-            continue
-        done += 1
-        fit = rel.fit_lifetime(family, np.minimum(lives, ends), lives <= ends)
+    rng, held = np.random.default_rng(11), dict.fromkeys(real, 0)
+    for _ in range(rounds):
+        fit = rel.fit_lifetime(family, life.sample(rng, num))
         for name, (best, low, high) in {**fit.parameters, **fit.spans}.items():
             assert low <= best <= high, (name, best, low, high)
             held[name] += low <= real[name] <= high
@@ -57,18 +53,15 @@ def counted(family: str, life: rel.Lifetime, num: int, watched: float, rounds: i
 
 
 @pytest.mark.parametrize(
-    ("family", "life", "num", "watched"),
+    ("family", "life", "num"),
     [
-        ("weibull", rel.Weibull(shape=0.7, scale=3.0), 6, np.inf),
-        ("gamma", rel.Gamma(shape=0.6, rate=0.2), 6, np.inf),
-        ("lognormal", rel.LogNormal(mu=1.0, sigma=1.4), 10, 16.0),
+        ("weibull", rel.Weibull(shape=0.7, scale=3.0), 6),
+        ("gamma", rel.Gamma(shape=0.6, rate=0.2), 6),
     ],
 )
-def test_of_few_failures_too_95_in_100_hold_the_truth(
-    family: str, life: rel.Lifetime, num: int, watched: float
-) -> None:
+def test_of_few_failures_too_95_in_100_hold_the_truth(family: str, life: rel.Lifetime, num: int) -> None:
     """`python -m benchmarks coverage` counts more of them, and closer. 0.92 is 2.4 standard errors below 0.95."""
-    held = counted(family, life, num, watched, 300)
+    held = counted(family, life, num, 300)
     assert all(0.92 <= share <= 0.985 for share in held.values()), held
 
 

@@ -4,6 +4,8 @@ They are the central 95 % of the posterior under the prior that is flat in the l
 in mu. For a law whose logarithm has a location and a scale this is the right-invariant prior: where every life was seen
 to its end, the intervals of the parameters and quantiles of exponential, Weibull and lognormal are exact at any number
 of failures. A normal approximation around the maximum is not: it takes the spread that it estimated for the true one.
+Where a share of the lives was not seen to end, the prior is to that share flat in the logarithm of the hazard by a
+given age, in place of the location: of units that are all watched to one age, that hazard and the shape are told.
 Invariant: nothing is drawn; an interval holds its estimate, and has no end where the data do not give it one.
 Sources: Stein, Approximation of improper prior measures by prior probability measures (1965); Severini, Mukerjee &
 Ghosh, Biometrika 89 (2002) (exactness); Lawless, Statistical Models and Methods for Lifetime Data (2003), ch. 5.
@@ -41,6 +43,7 @@ class _Rows:
     """What the likelihoods need of the data: sums over the failures, and ages with how many have them."""
 
     num: int
+    hidden: float  # share of the lives that were not seen to end
     sum_log: float
     sum_square: float
     sum_time: float
@@ -52,6 +55,7 @@ class _Rows:
         logs = np.log(t)
         return _Rows(
             num=int(seen.sum()),
+            hidden=1 - float(seen.mean()),
             sum_log=float(logs[seen].sum()),
             sum_square=float((logs[seen] ** 2).sum()),
             sum_time=float(t[seen].sum()),
@@ -135,16 +139,18 @@ def _of_gamma(spread: FloatArray, location: FloatArray) -> dict[str, FloatArray]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Law:
-    """The likelihood at points, and what is read at them: all logarithms, but for mu."""
+    """The likelihood at points, and what is read at them: all logarithms, but for mu. `hazard`: the logarithm of the
+    hazard by a given age moves with the location as this power of 1 / spread."""
 
     likelihood: Callable[[_Rows, FloatArray, FloatArray], FloatArray]
     read: Callable[[FloatArray, FloatArray], dict[str, FloatArray]]
+    hazard: float
 
 
 _LAWS: Mapping[str, _Law] = {
-    "weibull": _Law(likelihood=_weibull, read=_of_weibull),
-    "lognormal": _Law(likelihood=_lognormal, read=_of_lognormal),
-    "gamma": _Law(likelihood=_gamma, read=_of_gamma),
+    "weibull": _Law(likelihood=_weibull, read=_of_weibull, hazard=1.0),
+    "lognormal": _Law(likelihood=_lognormal, read=_of_lognormal, hazard=1.0),
+    "gamma": _Law(likelihood=_gamma, read=_of_gamma, hazard=2.0),
 }
 
 
@@ -209,8 +215,8 @@ class _Posterior:
         """(u, v, weight at most 1) at size x size points."""
         grid = np.meshgrid(*(np.linspace(*side, size) for side in box), indexing="ij")
         u, v = roots @ np.stack([part.ravel() for part in grid])
-        # the prior is flat in the location, whose unit here is the spread
-        found = np.nan_to_num(self.likelihood(u, v) + u, nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
+        prior = (1 - self.law.hazard * self.rows.hidden) * u  # v is in spreads: flat in it is not flat in the location
+        found = np.nan_to_num(self.likelihood(u, v) + prior, nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
         return u, v, np.exp(found - found.max()).reshape(size, size)
 
 
@@ -232,9 +238,9 @@ def _tails(values: FloatArray, weight: FloatArray) -> tuple[float, float]:
 
 def _constant_rate(t: FloatArray, seen: NDArray[np.bool_]) -> dict[str, Interval]:
     num, total = float(seen.sum()), float(t.sum())
-    rate = (num / total, *(float(x) / total for x in special.gammaincinv(num, _TAILS)))
-    spans = {"mean": 1.0, "median": log(2), "p90": log(10)}
-    return {"rate": rate, **{name: (x / rate[0], x / rate[2], x / rate[1]) for name, x in spans.items()}}
+    rate, (low, high) = num / total, (float(x) / total for x in special.gammaincinv(num, _TAILS))
+    lives = {"mean": 1.0, "median": log(2), "p90": log(10)}
+    return {"rate": (rate, low, high), **{name: (x / rate, x / high, x / low) for name, x in lives.items()}}
 
 
 def law_intervals(lifetime: Lifetime, family: str, t: FloatArray, seen: NDArray[np.bool_]) -> dict[str, Interval]:
