@@ -127,6 +127,36 @@ def test_a_heartbeat_is_answered_with_its_own_time_and_the_view_only_when_it_is_
     played(scene)
 
 
+def test_over_a_shared_record_a_heartbeat_is_answered_once_the_turn_was_confirmed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the lease over the record has not run out says nothing on a host that stood still with its clock."""
+
+    async def scene() -> None:
+        office, loop = Office(tmp_path), asyncio.get_running_loop()
+        office.forms()
+        confirmed_s = loop.time()
+        monkeypatch.setattr(Journal, "confirmed_s", property(lambda _: confirmed_s))
+        await asyncio.sleep(1.0)
+        office.hear("member", "r0.1", Heartbeat(sender="r0.1", sent_s=17.25))
+        await asyncio.sleep(1.0)
+        assert office.to("r0.1", HeartbeatReply) == []
+        confirmed_s = loop.time()
+        await asyncio.sleep(0.3)
+        assert office.to("r0.1", HeartbeatReply) == [HeartbeatReply(epoch=1, sent_s=17.25)]
+        office.hear("member", "r0.1", Heartbeat(sender="r0.1", sent_s=18.25))
+        assert [reply.sent_s for reply in office.to("r0.1", HeartbeatReply)] == [17.25, 17.25]  # it is there
+        office.journal.claim("another")
+        confirmed_s = loop.time()
+        await asyncio.sleep(0.6)
+        office.hear("member", "r0.1", Heartbeat(sender="r0.1", sent_s=19.25))
+        assert 19.25 not in [reply.sent_s for reply in office.to("r0.1", HeartbeatReply)]
+        assert office.server.finished.done()
+        office.close()
+
+    played(scene)
+
+
 def test_one_that_was_followed_answers_nobody_any_more(tmp_path: Path) -> None:
     """It would prolong a lease that its successor takes for ended."""
 

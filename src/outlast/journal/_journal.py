@@ -7,6 +7,7 @@ the disk. It does not decide what to write, and keeps no clock.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
@@ -209,6 +210,12 @@ class Journal:
     def held(self) -> bool:
         """Whether nobody can have claimed a higher epoch: on one host the record says so at each write."""
         return self._shared is None or self._shared.held
+
+    @property
+    def confirmed_s(self) -> float:
+        """Say when, by this host's monotonic clock, nobody had claimed a higher epoch yet. On one host whoever has just
+        read `epoch` knows it of the present."""
+        return math.inf if self._shared is None else self._shared.confirmed_s
 
     def tell_end(self, exit_code: int, within_s: float = FLUSH_S) -> bool:
         """The run is over: for those on other hosts who would coordinate next. Whether they can know it."""

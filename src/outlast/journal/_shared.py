@@ -1,8 +1,9 @@
 """The coordinator's record in etcd, and the story of the run beside it, for whichever host coordinates next.
 
 Role: as `_record.py`, on several machines. Each write is one transaction on the holder's own claim, so who has been
-followed writes nothing; a record's is one on its last change too, so a copy that a member held back puts nothing back.
-A thread renews the claim; `held` is whether that has been confirmed within the lease. Events go along with the next
+followed writes nothing; a record's is one on its last change too, so a copy that a member held back puts nothing back
+(`core/protocol/record_lease.py` decides what follows from etcd's answers). A thread renews the claim; `held` is whether
+that has been confirmed within the lease, `confirmed_s` when nobody had followed yet. Events go along with the next
 write, in order, and at the latest with the next sign of life; of kinds that are told over and over only the newest are
 kept. A copy of each record is put on this host's disk, for who reads there; it counts for nothing. It does not decide
 who coordinates.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -20,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from outlast.core.events import AnyEvent, ProgressMade, StepAnatomy, decode, encode
+from outlast.core.protocol.record_lease import UNKNOWN, HeldTurn, ReadRow, StoredRow, Storing, storing
 from outlast.errors import EnvironmentFault, ProtocolViolation
 from outlast.journal._etcd import ITSELF, Access, Etcd, Unreachable
 from outlast.journal._record import Record
@@ -47,8 +50,7 @@ class SharedRecord:
         self._turn, self.lease_s = SharedTurn(self._etcd, self._prefix, self._seals), lease_s
         self._mine: CoordinatorClaim | None = None
         self._raw = b""
-        self._held_until_s = 0.0
-        self._newer = 0  # an epoch that has followed mine
+        self._hold = HeldTurn(lease_s, -math.inf)
         self._mutex = threading.Lock()
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._count = 0
@@ -87,7 +89,8 @@ class SharedRecord:
         asked_s = time.monotonic()
         if not self._turn.take(seen.raw, mine, within_s):
             return False
-        self._mine, self._raw, self._held_until_s = mine, self._turn.stored(mine), asked_s + self.lease_s
+        self._mine, self._raw = mine, self._turn.stored(mine)
+        self._hold.confirmed(asked_s)
         self._local.follow(mine.epoch, mine.host)
         self._thread.start()
         return True
@@ -96,7 +99,12 @@ class SharedRecord:
     @property
     def held(self) -> bool:
         """Whether my turn was confirmed within the lease, so that nobody can have followed me."""
-        return not self._newer and time.monotonic() < self._held_until_s
+        return self._hold.held(time.monotonic())
+
+    @property
+    def confirmed_s(self) -> float:
+        """Say when, by this host's monotonic clock, nobody had followed me yet."""
+        return self._hold.confirmed_s
 
     def claim(self, owner: str) -> int:
         """The epoch of my turn. `owner` is in the claim already."""
@@ -107,21 +115,33 @@ class SharedRecord:
         stored must not be told."""
         if epoch > self._my_claim().epoch:
             raise ProtocolViolation(f"a record under epoch {epoch}, which was never claimed", where=key)
+        if epoch < self._my_claim().epoch:
+            return False
         place = f"{self._prefix}records/{key}"
-        while epoch == self._my_claim().epoch and not self._newer:
-            with contextlib.suppress(Unreachable):
-                if not self._put(place, self._seals.seal(place, value)):
-                    break
-                with contextlib.suppress(EnvironmentFault):  # this host's disk; the record is where it has to be
-                    self._local.put(epoch, key, value)
-                return True
+        if self._stored(storing(place, self._seals.seal(place, value), self._turn.claim_key, self._raw)):
+            with contextlib.suppress(EnvironmentFault):  # this host's disk; the record is where it has to be
+                self._local.put(epoch, key, value)
+            return True
         return False
 
-    def _put(self, place: str, sealed: bytes) -> bool:
-        """An attempt that was given up may be carried out late, so each depends on what was there when it began."""
-        rows, _ = self._etcd.range(place, _PUT_S, whole=False)
-        there = bool(rows) and rows[0].value == sealed
-        return self._write({} if there else {place: sealed}, self._etcd, (place, rows[0].revision if rows else 0))
+    def _stored(self, course: Storing) -> bool:
+        """Go through it, with etcd's answers."""
+        reply: StoredRow | bool | str | None = None
+        while not self._hold.followed:
+            try:
+                effect = course.send(reply)
+            except StopIteration as done:
+                self._hold.followed |= not done.value
+                return bool(done.value)
+            reply = UNKNOWN
+            with contextlib.suppress(Unreachable):
+                if isinstance(effect, ReadRow):
+                    rows, _ = self._etcd.range(effect.key, _PUT_S, whole=False)
+                    reply = StoredRow(rows[0].value, rows[0].revision) if rows else StoredRow(None, 0)
+                else:
+                    puts = {} if effect.again else {effect.key: effect.value}
+                    reply = self._write(puts, self._etcd, (effect.key, effect.revision))
+        return False
 
     def get(self, key: str) -> bytes | None:
         """The newest value of `key`, or None. Waits as `put` does."""
@@ -133,7 +153,7 @@ class SharedRecord:
 
     def newest_epoch(self) -> int:
         """The highest epoch that I know of."""
-        return self._newer or self._my_claim().epoch
+        return self._my_claim().epoch + self._hold.followed
 
     def append(self, told: Iterable[AnyEvent]) -> None:
         """Take events for whoever follows; returns at once."""
@@ -151,13 +171,14 @@ class SharedRecord:
     def end(self, exit_code: int, within_s: float) -> bool:
         """The run is over: all that was told, and the code. Whether it could be written."""
         until_s = time.monotonic() + within_s
-        while self._mine is not None and not self._newer and time.monotonic() < until_s:
+        while self._mine is not None and not self._hold.followed and time.monotonic() < until_s:
             with contextlib.suppress(Unreachable):
                 with self._mutex:
                     waiting = len(self._waiting)
                 last = len(self._batch()) == waiting
                 code = {self._turn.end_key: self._seals.seal(self._turn.end_key, str(exit_code).encode())}
                 if not self._write(code if last else {}, self._etcd):
+                    self._hold.followed = True
                     return False
                 if last:
                     return True
@@ -177,8 +198,8 @@ class SharedRecord:
         return self._mine
 
     def _write(self, puts: dict[str, bytes], etcd: Etcd, unchanged: tuple[str, int] | None = None) -> bool:
-        """These, and events that wait, if it is still my turn. Raises Unreachable, also where the key in `unchanged`
-        has changed; EnvironmentFault."""
+        """These, and events that wait, if it is still my turn, and the key in `unchanged` was changed last at this
+        revision. Raises Unreachable, EnvironmentFault."""
         along = self._batch()
         try:
             mine = etcd.put_if(self._turn.claim_key, self._raw, dict(along) | puts, _PUT_S, unchanged)
@@ -189,14 +210,9 @@ class SharedRecord:
             if len(along) == 1:  # the others do not wait for it
                 self._sent(along)
             along, mine = [], etcd.put_if(self._turn.claim_key, self._raw, puts, _PUT_S, unchanged)
-        if not mine:
-            rows, _ = etcd.range(self._turn.claim_key, _PUT_S, whole=False)
-            if rows and rows[0].value == self._raw:
-                raise Unreachable("an earlier attempt was carried out late")
-            self._newer = self._newer or self._my_claim().epoch + 1
-            return False
-        self._sent(along)
-        return True
+        if mine:
+            self._sent(along)
+        return mine
 
     def _batch(self) -> Sequence[tuple[str, bytes]]:
         """The oldest events that wait: one, and as many more as fit."""
@@ -223,9 +239,10 @@ class SharedRecord:
             count, asked_s = count + 1, time.monotonic()
             try:
                 if not self._write(self._turn.beat(self._my_claim(), count), self._beating):
+                    self._hold.followed = True
                     return
             except Unreachable:
                 continue
             except EnvironmentFault:  # a user who may write no longer
                 continue
-            self._held_until_s = max(self._held_until_s, asked_s + self.lease_s)
+            self._hold.confirmed(asked_s)

@@ -43,6 +43,7 @@ from outlast.prove.adversary._broken_hosts import HOSTS_BROKEN
 from outlast.prove.adversary._broken_joins import JOINS_BROKEN
 from outlast.prove.adversary._broken_saves import SAVES_BROKEN
 from outlast.prove.adversary._broken_steps import STEPS_BROKEN
+from outlast.prove.adversary._broken_turns import TURNS_BROKEN
 from outlast.prove.adversary._broken_vacancies import VACANCIES_BROKEN
 from outlast.prove.adversary._broken_work import WORK_BROKEN
 from outlast.prove.adversary._variants import Buffers, Variant, WithCoordinator, WithMember
@@ -316,4 +317,5 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     **JOINS_BROKEN,
     **STEPS_BROKEN,
     **WORK_BROKEN,
+    **TURNS_BROKEN,
 }

@@ -12,16 +12,15 @@ from outlast.prove.adversary._host_faults import HostFaults, HostStage
 from outlast.prove.adversary._hosts import CoordinatorProcess, SimulatedAgent
 from outlast.prove.adversary._kernel import ProcessEnded, SimulatedProcess
 from outlast.prove.adversary._network import COORDINATOR
+from outlast.prove.adversary._record_faults import RecordFaults, RecordStage
 from outlast.prove.adversary._replica import SimulatedReplica
 from outlast.prove.adversary._scenario import ScheduleFault
 
 __all__ = ["Faults"]
 
 
-class Stage(HostStage, Protocol):
+class Stage(HostStage, RecordStage, Protocol):
     """The world, as who strikes needs it: every process by its kind."""
-
-    coordinators: list[CoordinatorProcess]
 
     def holders(self) -> list[SimulatedReplica]: ...
     def crash_agent(self, agent: SimulatedAgent) -> None: ...
@@ -33,7 +32,7 @@ class Faults:
     """`touched`: who was stopped, cut off or slowed down, so that evicting it is not the eviction of an innocent."""
 
     def __init__(self, world: Stage, faults: Sequence[ScheduleFault]) -> None:
-        self.world, self._hosts = world, HostFaults(world)
+        self.world, self._hosts, self._record = world, HostFaults(world), RecordFaults(world)
         self.touched: set[str] = set()
         self.everybody_touched = False
         self.spoilt = 0  # replicas that computed something wrong
@@ -69,7 +68,7 @@ class Faults:
         self.world.note(f"fault: {fault.kind} {process.name if process else ''} {fault}")
         if process is not None:
             self._on_process(fault, process)
-        elif self._hosts.strike(fault):
+        elif self._hosts.strike(fault) or self._record.strike(fault):
             self.everybody_touched = True
         else:
             getattr(self, "_" + fault.kind.replace(" ", "_"))(fault)

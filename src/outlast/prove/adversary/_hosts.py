@@ -25,18 +25,20 @@ __all__ = ["SimulatedAgent", "CoordinatorProcess", "Dialler"]
 class CoordinatorProcess(SimulatedProcess):
     """One incarnation of the coordinator."""
 
-    def __init__(self, world: Surroundings, serial: int) -> None:
+    storing = False  # a record is on its way to where several hosts keep it, and nothing else is done meanwhile
+
+    def __init__(self, world: Surroundings, serial: int, turn: tuple[int, m.FleetRecord | None] | None = None) -> None:
         super().__init__(world.kernel, f"c{serial}")
         self.world = world
         self.given_up = False  # the launcher has put another in its place
-        self.epoch = world.durable.claim()
-        self.machine = world.variant.coordinator(world.settings, self.epoch, world.durable.record)
+        self.epoch, record = turn or (world.durable.claim(), world.durable.record)
+        self.machine = world.variant.coordinator(world.settings, self.epoch, record)
         self.links: dict[str, Dialled] = {}
         self.keeper = SimulatedKeeper(world, self, self, self._say) if world.scenario.save_every else None
         self._events: deque[m.Event] = deque()
         self._actions: deque[m.Action] = deque()
         self._timers: dict[str, int] = {}
-        self.silence = SilenceWatch(world, self) if world.scenario.silence_s else None
+        self.silence = SilenceWatch(world, self, record) if world.scenario.silence_s else None
         if self.silence is not None:
             self._look()
         if world.scenario.speeds_s:
@@ -56,19 +58,28 @@ class CoordinatorProcess(SimulatedProcess):
             if self.keeper is not None:
                 self.keeper.received(link.client.name, event)
             return
-        elif isinstance(event, float):  # a heartbeat, sent at this time; answered only by who still holds the epoch
-            if self.world.durable.epoch == self.epoch or not self.world.durable.fenced:
-                self.world.network.down(link, link.client.heartbeat_answered, event)  # type: ignore[attr-defined]
+        elif isinstance(event, float):
+            self.beat(link, event)
             return
         self.handle(event)
         if isinstance(event, m.Hello) and self.keeper is not None:
             self.keeper.greet(event.member)
 
+    def beat(self, link: Dialled, sent_s: float) -> None:
+        """Answer a heartbeat, if I still hold the epoch."""
+        if self.world.durable.epoch == self.epoch or not self.world.durable.fenced:
+            self.answer(link, sent_s)
+
+    def answer(self, link: Dialled, sent_s: float) -> None:
+        """Say to which heartbeat this is the answer."""
+        self.world.network.down(link, link.client.heartbeat_answered, self.epoch, sent_s)  # type: ignore[attr-defined]
+
     def _look(self) -> None:
         """For hosts of which nothing is heard."""
         assert self.silence is not None
         self.kernel.after(BEAT_S, self, self._look)
-        self.silence.look()
+        if not self.storing:
+            self.silence.look()
 
     def _measure(self) -> None:
         """Members of the view have become of other speeds, up to calm."""
@@ -92,13 +103,15 @@ class CoordinatorProcess(SimulatedProcess):
         self._go_on()
 
     def _go_on(self) -> None:
+        if self.storing:
+            return
         while (self._actions or self._events) and not self.ended:
             if not self._actions:
                 event = self._events.popleft()
                 self._actions.extend(self.world.variant.actions(self.machine.handle(self.kernel.now, event)))
             while self._actions:
                 self._carry_out(self._actions.popleft())
-                if self.ended:
+                if self.ended or self.storing:
                     return
                 if self.paused:
                     self.hold(self._go_on, (), first=True)
@@ -121,13 +134,7 @@ class CoordinatorProcess(SimulatedProcess):
                     world.network.down(link, link.client.told, action.message)  # type: ignore[attr-defined]
             world.point("tell", self)
         elif isinstance(action, m.Persist):
-            if not world.durable.write(self.epoch, action.record):
-                self._actions.clear()
-                self._events.clear()
-                self._events.append(m.Superseded())
-                return
-            world.oracle.durable(self, action.record)
-            world.point("persist", self)
+            self._persist(action.record)
         elif isinstance(action, m.SetTimer):
             token = self._timers[action.name] = self._timers.get(action.name, 0) + 1
             if action.after_s < 1e6:
@@ -137,6 +144,19 @@ class CoordinatorProcess(SimulatedProcess):
                 self.kernel.after(world.network.delay(), self, self.handle, m.Stop(reason="too few", exit_code=4))
         elif isinstance(action, m.Finish):
             world.ended(self, action)
+
+    def _persist(self, record: m.FleetRecord) -> None:
+        if self.world.durable.write(self.epoch, record):
+            self.world.oracle.durable(self, record)
+            self.world.point("persist", self)
+        else:
+            self.followed()
+
+    def followed(self) -> None:
+        """A write was refused: nothing of what was about to be said or heard counts any more."""
+        self._actions.clear()
+        self._events.clear()
+        self._events.append(m.Superseded())
 
     def _timer(self, name: str, token: int) -> None:
         if self._timers.get(name) == token:
@@ -152,7 +172,7 @@ class Dialler(SimulatedProcess):
         self.link: Dialled | None = None
 
     def dial(self) -> None:
-        server = self.world.listening()
+        server = self.world.listening(self)
         if self.link is not None:
             return
         if server is None:
@@ -202,7 +222,7 @@ class SimulatedAgent(Dialler, Supervisor):
         self.say(self.kernel.now)
         self.kernel.after(BEAT_S, self, self._beat)
 
-    def heartbeat_answered(self, link: Dialled, sent_at_s: float) -> None:
+    def heartbeat_answered(self, link: Dialled, epoch: int, sent_at_s: float) -> None:
         """An agent has no lease."""
 
     def greet(self) -> None:

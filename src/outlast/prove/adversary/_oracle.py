@@ -74,6 +74,8 @@ class Oracle:
     # --- epochs and durability -----------------------------------------------------------------------------------
     def durable(self, coordinator: Speaker, record: m.FleetRecord) -> None:
         """A record was written."""
+        if coordinator.epoch < (newest := self.world.durable.epoch):
+            self.violated("Epochs", f"{coordinator.name} wrote after epoch {newest} had been claimed")
         if coordinator.epoch < self._last_epoch_written:
             self.violated("Epochs", f"{coordinator.name} wrote after epoch {self._last_epoch_written} had")
         self._last_epoch_written = max(self._last_epoch_written, coordinator.epoch)

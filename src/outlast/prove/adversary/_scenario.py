@@ -71,6 +71,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     min_replicas: int = 1
     vacancy_wait_s: float = 600.0
     price: float = 0.0
+    record_lease_s: float = 0.0  # hosts share the record, and who gives no sign there for so long is followed; 0: one
+    num_seats: int = 1  # hosts that may coordinate then
     speeds_s: float = 0.0  # how often members are found to be of other speeds; 0: never
 
     def admission(self) -> AdmissionPolicy:
@@ -136,6 +138,7 @@ def scenario_of(seed: int) -> Scenario:
     full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full, span_s)))
     full = _with_auto_spares(seed, full, span_s)
     full = _with_vacancies(seed, _with_speeds(seed, full, span_s), span_s)
+    full = _with_shared_record(seed, full, span_s)
     last_s = max((fault.at + fault.lasts for fault in full.faults), default=0.0)
     return msgspec.structs.replace(full, calm_after_s=max(full.calm_after_s, last_s))
 
@@ -263,6 +266,36 @@ def _with_hosts(seed: int, full: Scenario, span_s: float) -> Scenario:
         compute_s=0.03 if long else full.compute_s,
         lease_s=rng.choice((1.0, 2.0, 3.0)),
         silence_s=rng.choice((0.4, 0.6)),
+    )
+
+
+def _with_shared_record(seed: int, full: Scenario, span_s: float) -> Scenario:
+    """One in sixteen has its record on several hosts, any of which may coordinate. The coordinator's hold on it is
+    struck: its host stands still with its clock, its path to the record is cut, the record stops or is slow, a clock
+    runs. It lives on, and another takes over. Of its own seed."""
+    rng = Random(seed ^ 0x7EA66)
+    if rng.random() >= 1 / 16:
+        return full
+    kinds = (
+        "record asleep", "record asleep", "record cut", "record cut", "record cut up", "record cut down",
+        "record stopped", "record slow", "record slow", "record clock", "coordinator pause",
+    )  # fmt: skip
+    faults = [
+        ScheduleFault(
+            kind=rng.choice(kinds), who=rng.randrange(3), other=rng.choice((0, 0, 0, 1)),
+            lasts=rng.choice((0.2, 0.6, 1.5)) * (0.5 + rng.random()), at=0.05 + 1.4 * rng.random(),
+        )
+        for _ in range(rng.choice((1, 2, 2, 3, 4)))
+    ]  # fmt: skip
+    return msgspec.structs.replace(
+        full,
+        faults=(*full.faults[: rng.choice((0, 1, 3, 6))], *faults),
+        num_agents=max(full.num_agents, rng.choice((1, 2, 2, 3))),
+        num_steps=max(full.num_steps, rng.randint(8, 14)),
+        compute_s=max(full.compute_s, 0.03),
+        lease_s=rng.choice((0.4, 1.0, 2.0)) if not full.silence_s else full.lease_s,
+        record_lease_s=rng.choice((0.2, 0.3, 0.5)),
+        num_seats=rng.choice((2, 2, 3)),
     )
 
 

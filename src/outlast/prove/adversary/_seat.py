@@ -104,10 +104,11 @@ class SimulatedSeat(Dialler, Owner):
         self.say(*answers)
         self.run()
 
-    def heartbeat_answered(self, link: Dialled, sent_at_s: float) -> None:
+    def heartbeat_answered(self, link: Dialled, epoch: int, sent_at_s: float) -> None:
         if not link.broken:
-            self.lease_until_s = max(self.lease_until_s, sent_at_s + self.world.scenario.lease_s)
-            self.member.renewed(sent_at_s + self.world.scenario.lease_s)
+            until_s = sent_at_s + self.world.scenario.lease_s
+            if self.member.answered(epoch, until_s):
+                self.lease_until_s = max(self.lease_until_s, until_s)
             self.run()
 
     def _beat(self) -> None:

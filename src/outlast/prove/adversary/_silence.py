@@ -30,11 +30,12 @@ class _Driver(Protocol):
 
 
 class SilenceWatch:
-    """Looks in virtual time whether hosts have fallen silent. `owner`: whose deliveries the looks are."""
+    """Looks in virtual time whether hosts have fallen silent. `owner`: whose deliveries the looks are; `record`: what
+    it took over."""
 
-    def __init__(self, world: Surroundings, owner: _Driver) -> None:
+    def __init__(self, world: Surroundings, owner: _Driver, record: m.FleetRecord | None) -> None:
         self.world, self.owner = world, owner
-        now, record = world.kernel.now, world.durable.record
+        now = world.kernel.now
         known = record.placement.values() if record is not None and world.variant.recalls_hosts else ()
         self.heard_s: dict[str, float] = dict.fromkeys(known, now)
         self._looked_s = now

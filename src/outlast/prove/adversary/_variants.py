@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from outlast.core.policy import Ruling
 from outlast.core.protocol import Coordinator, Exchange, HandOver, Header, Member, Settings, View
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.record_lease import AnswersDue, Storing, TurnWatch, storing
 from outlast.core.protocol.saves.agreement import SavePromise, SaveVotes
 from outlast.core.protocol.saves.commit import CommitAction, CommitEvent, CommitState, commit_step
 from outlast.core.protocol.step.catching_up import CatchingUp, JoinerPort
@@ -33,13 +34,21 @@ class Variant:
     says_goodbye = True
     fenced = True
     recalls_hosts = True  # as a coordinator takes over
+    compares_revisions = True  # as a record is stored where several hosts keep it
+    goes_on_followed = False  # a coordinator, once it knows
     guards = SimulatedGuards
+    answers = AnswersDue
+    watch = TurnWatch
 
     def member(self, name: str, num_microbatches: int, *, until: int, num_rows: int = 1) -> Member:
         return Member(name, num_microbatches, until=until, num_rows=num_rows)
 
     def coordinator(self, settings: Settings, epoch: int, record: m.FleetRecord | None) -> Coordinator:
         return Coordinator(settings, epoch, record)
+
+    def storing(self, key: str, value: Any, claim_key: str, claim: Any) -> Storing:
+        """How a record comes into a store that several hosts share."""
+        return storing(key, value, claim_key, claim)
 
     def actions(self, actions: list[m.Action]) -> list[m.Action]:
         """In the order in which they are carried out."""

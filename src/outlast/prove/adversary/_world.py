@@ -16,6 +16,7 @@ from outlast.prove.adversary._oracle import Oracle, Violation
 from outlast.prove.adversary._replica import SimulatedReplica
 from outlast.prove.adversary._scenario import Scenario
 from outlast.prove.adversary._surroundings import Durable, SimulatedStore, Supervisor
+from outlast.prove.adversary._turns import Turns
 from outlast.prove.adversary._variants import Variant
 
 __all__ = ["ScheduleOutcome", "World"]
@@ -57,7 +58,11 @@ class World:
         self._serial = 0
         self.faults = Faults(self, scenario.faults)
         self.point = self.faults.point
-        self._start_coordinator()
+        self.turns = Turns(self) if scenario.record_lease_s else None
+        if self.turns is not None:
+            self.turns.start()
+        else:
+            self._start_coordinator()
         for index in range(scenario.num_agents):
             self.agents[f"a{index}"] = SimulatedAgent(self, f"a{index}")
 
@@ -87,13 +92,19 @@ class World:
         if any(not c.ended and not c.given_up for c in self.coordinators):
             return
         coordinator = CoordinatorProcess(self, self.serial())
-        self.note(f"{coordinator.name} starts with epoch {coordinator.epoch}")
         self.coordinators.append(coordinator)
+        self.begun(coordinator)
+
+    def begun(self, coordinator: CoordinatorProcess) -> None:
+        """It is told what its launcher knows."""
+        self.note(f"{coordinator.name} starts with epoch {coordinator.epoch}")
         for name in self.agents_gone:
             coordinator.handle(m.AgentGone(agent=name, cause="exit"))
 
-    def listening(self) -> CoordinatorProcess | None:
+    def listening(self, client: Any) -> CoordinatorProcess | None:
         """Who accepts the next connection: the socket is inherited, so an old coordinator may."""
+        if self.turns is not None:
+            return self.turns.listening(client)
         alive = [c for c in self.coordinators if not c.ended]
         if len(alive) > 1 and not alive[0].paused and self.kernel.rng.random() < 0.3:
             return alive[0]
@@ -102,19 +113,29 @@ class World:
     def crash_coordinator(self, which: CoordinatorProcess, restart_s: float) -> None:
         which.end()
         self.note(f"{which.name} ends")
-        for client in [*self.replicas.values(), *self.agents.values()]:
+        for client in self.clients():
             if client.link is not None and client.link.server is which:
                 client.hang_up()
-        if all(c.ended or c.given_up for c in self.coordinators) and self.finish is None:
-            self.kernel.after(restart_s, self.launcher, self._start_coordinator)
+        if self.turns is not None or (all(c.ended or c.given_up for c in self.coordinators) and self.finish is None):
+            self._follow(which, restart_s)
+
+    def _follow(self, which: CoordinatorProcess, after_s: float) -> None:
+        """Its launcher starts another: one that coordinates, or that waits for its turn."""
+        if self.turns is not None:
+            self.kernel.after(after_s, self.launcher, self.turns.wait_again, self.turns.seat_of(which))
+        else:
+            self.kernel.after(after_s, self.launcher, self._start_coordinator)
+
+    def clients(self) -> list[SimulatedReplica | SimulatedAgent]:
+        return [*self.replicas.values(), *self.agents.values()]
 
     def replace_coordinator(self, which: CoordinatorProcess, lasts_s: float) -> None:
         """It is stopped, given up, replaced, and goes on later as if nothing had happened."""
         which.pause()
         which.given_up = True
-        self.kernel.after(0.05, self.launcher, self._start_coordinator)
+        self._follow(which, 0.05)
         rng = self.kernel.rng
-        for client in [*self.replicas.values(), *self.agents.values()]:
+        for client in self.clients():
             if not client.ended and client.link is not None and client.link.server is which:
                 soon = 0.06 + (0.2 if rng.random() < 0.7 else 1.0) * rng.random()
                 self.kernel.after(soon, self.launcher, self._lose_patience, client, client.link)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from outlast.config import RunConfig
 from outlast.core import events
+from outlast.core.protocol.record_lease import TurnWatch
 from outlast.errors import EnvironmentFault
 from outlast.journal import CoordinatorClaim, Journal, SharedRecord, TurnSeen, Unreachable, access_of
 from outlast.runtime.settings.run_clock import apart_s
@@ -29,7 +30,6 @@ from outlast.runtime.transport.coordinator_place import keep_place
 __all__ = ["TurnSeeker", "TurnOutcome", "MyTurn", "await_turn"]
 
 _LOOKS = 8  # in a lease
-_MARGIN_S = 0.1  # beyond the lease
 _KEEP_UP_S = 0.5  # between two readings of the story
 _ASK_S = 2.0
 
@@ -65,9 +65,8 @@ class TurnSeeker:
         self._epoch = journal.epoch
         self._run = run
         self._place = ("", 0)  # where the coordinator is, and its epoch
-        self._sign: tuple[str, int] = ("", -1)  # of the claim looked at: its token, and the most signs it has given
+        self._watch = TurnWatch(shared.lease_s)
         self._named_junk = False
-        self._unchanged_s = self._looked_s = 0.0  # when the sign was seen first; when it was looked at last
 
     def wait(self, folder: Path) -> TurnOutcome:
         """Until it is my turn, or the run is over. Raises EnvironmentFault where the record is not there any more."""
@@ -99,7 +98,7 @@ class TurnSeeker:
         return None
 
     def _due(self, seen: TurnSeen, asked_s: float, now_s: float) -> bool:
-        """Whether to claim. A pause of mine, or of etcd's, is nobody's silence."""
+        """Whether to claim."""
         claim = seen.claim
         if claim is None:
             if not self._may_begin:
@@ -111,13 +110,7 @@ class TurnSeeker:
             return True
         if claim.seat == self._mine.seat:
             return True
-        paused = now_s - self._looked_s > self._shared.lease_s / 2
-        self._looked_s = now_s
-        token, most = self._sign
-        if token != claim.token or seen.beat > most or paused:
-            most = max(seen.beat, most) if token == claim.token else seen.beat
-            self._sign, self._unchanged_s = (claim.token, most), now_s
-        return asked_s - self._unchanged_s > self._shared.lease_s + _MARGIN_S
+        return self._watch.silent(claim.token, seen.beat, asked_s, now_s)
 
     def _take(self, seen: TurnSeen, folder: Path, now_s: float) -> TurnOutcome | None:
         fields = {name: getattr(self._mine, name) for name in ("seat", "host", "address")}
@@ -131,7 +124,7 @@ class TurnSeeker:
                 break
         self._journal.share(self._shared)
         own = seen.claim is None or seen.claim.seat == mine.seat
-        return TurnOutcome(seen.claim, 0.0 if own else now_s - self._unchanged_s, None)
+        return TurnOutcome(seen.claim, 0.0 if own else now_s - self._watch.unchanged_s, None)
 
     def _keep_up(self) -> None:
         """Copy what the others' coordinators told. What stands here already, of an earlier turn of this host, once."""

@@ -24,6 +24,7 @@ from outlast.core.protocol import Coordinator, StepTime
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol import operator_messages as om
+from outlast.core.protocol.record_lease import AnswersDue
 from outlast.journal import Journal
 from outlast.runtime.coordinator._absent_members import begin_calls
 from outlast.runtime.coordinator._authority import check_speaker
@@ -108,6 +109,7 @@ class Server:
             unsound=self.unsound, idle_s=CUT_OFF * config.host_silence_s,
         )  # fmt: skip
         self._beats: dict[str, Heartbeat] = {}
+        self._answers = AnswersDue()
         self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s, self._began_s, self._loop.time)
         self._told = ToldOnce(journal if record is not None else None)
         self._sign_s = self._loop.time()
@@ -126,6 +128,8 @@ class Server:
         if (now - before_s > _ASLEEP_S or not self.journal.held) and self._superseded():
             return  # it was stopped, or cut off from the record, and another has taken its place
         self.progress.alive()
+        for name, sent_s in self._answers.due(self.journal.confirmed_s):
+            self.send([name], HeartbeatReply(epoch=self.epoch, sent_s=sent_s))
         for silent in self.hosts.look(now, self.coordinator.awaited, self.port.crowded):
             self._lose(silent)
         self.port.turn()
@@ -169,8 +173,7 @@ class Server:
                 self._count(exited.member, exited.steps)
                 self._write_progress()
         if isinstance(message, m.Formed) and self._told.view_is_news(message.view):
-            # It says at which step: first, since when.
-            self._write_progress()
+            self._write_progress()  # it says at which step: first, since when
         self.handle(message)
         if isinstance(message, m.Hello):
             self.keeper.greet(name)
@@ -216,7 +219,9 @@ class Server:
         self._beats[name] = beat
         for reason, (count, who) in beat.refused.items():
             self.refusals.note(f"{name}'s socket", reason, who, count)
-        self.send([name], HeartbeatReply(epoch=self.epoch, sent_s=beat.sent_s))
+        answered = self._answers.heard(name, beat.sent_s, self._loop.time(), self.journal.confirmed_s)
+        if answered is not None:
+            self.send([name], HeartbeatReply(epoch=self.epoch, sent_s=answered))
         peer = self.coordinator.roster.peers.get(name)
         if peer is not None and beat.committed > peer.committed:
             peer.committed = beat.committed

@@ -186,11 +186,9 @@ class MemberLink:
     def _receive(self, link: Link) -> None:
         message = link.receive(_decoder)
         if isinstance(message, HeartbeatReply):
-            if message.epoch >= self.member.epoch:
-                lapsed = time.monotonic() > self.member.lease_until_s
-                self.member.renewed(message.sent_s + self._lease_s)
-                if lapsed:
-                    self.wake()
+            lapsed = time.monotonic() > self.member.lease_until_s
+            if self.member.answered(message.epoch, message.sent_s + self._lease_s) and lapsed:
+                self.wake()
             return
         if isinstance(message, m.ProbePaths):
             self._asked(message)

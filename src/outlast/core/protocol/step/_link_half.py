@@ -160,6 +160,14 @@ class LinkHalf:
         (counted from the answer's arrival, a late answer would outlast the coordinator's own count)."""
         self.lease_until_s = max(until_s, self.lease_until_s) if self.lease_until_s < math.inf else until_s
 
+    def answered(self, epoch: int, until_s: float) -> bool:
+        """A coordinator of this epoch has answered a heartbeat, so the lease runs to `until_s`. Whether that counts: an
+        older one's word prolongs nothing (1)."""
+        if epoch < self.epoch:
+            return False
+        self.renewed(until_s)
+        return True
+
     def leave(self) -> list[m.ToCoordinator]:
         """I was asked to go (SIGTERM)."""
         self.leaving = True
