@@ -233,6 +233,15 @@ def test_a_writers_error_is_the_runs_and_its_death_the_fleets(code: int) -> None
     assert (end.outcome, end.exit_code, end.steps) == ("failed", 5 if code == 1 else 6, 9)
 
 
+def test_one_whose_last_write_is_refused_ends_and_does_not_tell_the_end() -> None:
+    """The run goes on under another, who alone may say how it ends."""
+    c = ended(1)
+    assert finish(c.handle(2.0, exited("r0.1"))).outcome == "finished"
+    [end] = c.handle(2.0, m.Superseded())
+    assert isinstance(end, m.Finish)
+    assert end.detail.startswith("superseded")
+
+
 def test_a_restarted_coordinator_goes_on_with_the_end() -> None:
     c = ended(2)
     record = [a for a in c.handle(2.0, exited("r1.1", "signal")) if isinstance(a, m.Persist)][-1].record

@@ -157,6 +157,23 @@ def test_over_a_shared_record_a_heartbeat_is_answered_once_the_turn_was_confirme
     played(scene)
 
 
+def test_one_that_was_followed_as_it_ends_the_run_tells_nobody_that_it_is_over(tmp_path: Path) -> None:
+    """It would end members and agents that have not heard of the next one, and be taken for the run's end."""
+
+    async def scene() -> None:
+        office = Office(tmp_path)
+        office.forms()
+        office.journal.claim("another")
+        office.server.handle(m.Stop(reason="asked", exit_code=4))
+        assert office.to("r0.1", m.Close) == []
+        assert office.to("a0", m.Stop) == []
+        assert office.events(ev.RunFinished) == []
+        assert await office.server.finished == 0
+        office.close()
+
+    played(scene)
+
+
 def test_one_that_was_followed_answers_nobody_any_more(tmp_path: Path) -> None:
     """It would prolong a lease that its successor takes for ended."""
 

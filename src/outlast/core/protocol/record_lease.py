@@ -96,7 +96,7 @@ class AnswersDue:
     def heard(self, name: str, sent_s: float, now_s: float, confirmed_s: float) -> float | None:
         """Say which heartbeat of this name to answer now, by the time it was sent: this one where the turn was
         confirmed since, else the newest that was answered before, for who asks whether the coordinator is there."""
-        if confirmed_s >= now_s:
+        if confirmed_s > now_s:
             self._waiting.pop(name, None)
             self._answered[name] = sent_s
         else:
@@ -105,7 +105,7 @@ class AnswersDue:
 
     def due(self, confirmed_s: float) -> list[tuple[str, float]]:
         """(name, when it was sent) of those that the turn was confirmed after, each once."""
-        found = [(name, sent_s) for name, (heard_s, sent_s) in self._waiting.items() if heard_s <= confirmed_s]
+        found = [(name, sent_s) for name, (heard_s, sent_s) in self._waiting.items() if heard_s < confirmed_s]
         for name, sent_s in found:
             del self._waiting[name]
             self._answered[name] = sent_s

@@ -49,24 +49,26 @@ class RecordFaults:
     def _seat(self, fault: ScheduleFault, turns: Turns) -> int:
         holder = self._holder()
         if holder is None or fault.other % 2:
-            return fault.who % len(turns.clocks)
+            return fault.who % turns.num_seats
         return turns.seat_of(holder)
 
     def _record_asleep(self, fault: ScheduleFault, turns: Turns) -> None:
         """The holder's host stands still, and its clock with it: a machine that is suspended and goes on."""
         holder = self._holder()
         if holder is not None and not holder.paused:
+            clock = turns.clock_of(holder)
             holder.pause()
-            clock = turns.clocks[turns.seat_of(holder)]
-            self._later(fault, self._wake, holder, clock, self.world.kernel.now)
+            clock.sleep()
+            self._later(fault, self._wake, holder, clock)
 
-    def _wake(self, holder: CoordinatorProcess, clock: HostClock, since_s: float) -> None:
-        clock.ahead_s -= self.world.kernel.now - since_s
+    def _wake(self, holder: CoordinatorProcess, clock: HostClock) -> None:
+        clock.wake()
         holder.resume()
 
     def _record_clock(self, fault: ScheduleFault, turns: Turns) -> None:
         """A host's clock runs: so much passes at once."""
-        turns.clocks[self._seat(fault, turns)].ahead_s += fault.lasts
+        for clock in turns.clocks_on(self._seat(fault, turns)):
+            clock.ahead_s += fault.lasts
 
     def _record_stopped(self, fault: ScheduleFault, turns: Turns) -> None:
         """The store has no majority for a while."""

@@ -39,13 +39,23 @@ class TurnRead(NamedTuple):
 
 
 class HostClock:
-    """A host's monotonic clock. It may stand still while the host does, and may run on its own."""
+    """A process's monotonic clock. It may stand still while its host does, and may run on its own."""
 
     def __init__(self, world: Surroundings) -> None:
-        self._world, self.ahead_s = world, 0.0
+        self._kernel, self.ahead_s = world.kernel, 0.0
+        self._asleep_s: float | None = None  # since then it stands still
 
     def now(self) -> float:
-        return self._world.kernel.now + self.ahead_s
+        return self.ahead_s + (self._kernel.now if self._asleep_s is None else self._asleep_s)
+
+    def sleep(self) -> None:
+        if self._asleep_s is None:
+            self._asleep_s = self._kernel.now
+
+    def wake(self) -> None:
+        if self._asleep_s is not None:
+            self.ahead_s -= self._kernel.now - self._asleep_s
+            self._asleep_s = None
 
 
 class SharedStore(SimulatedProcess):

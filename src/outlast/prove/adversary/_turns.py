@@ -42,10 +42,11 @@ class TurnStage(Surroundings, Protocol):
 class SharedCoordinator(CoordinatorProcess):
     """A coordinator whose record is on other hosts than its own. `asked_s`: when it had asked for its turn."""
 
-    def __init__(self, turns: Turns, claim: TurnClaim, record: m.FleetRecord | None, asked_s: float) -> None:
+    def __init__(
+        self, turns: Turns, claim: TurnClaim, record: m.FleetRecord | None, clock: HostClock, asked_s: float
+    ) -> None:
         super().__init__(turns.world, turns.world.serial(), (claim.epoch, record))
-        self.turns, self.claim = turns, claim
-        self.clock = turns.clocks[claim.seat]
+        self.turns, self.claim, self.clock = turns, claim, clock
         self.client = StoreClient(turns.world, turns.store, self, claim.seat)
         self.turn = HeldTurn(turns.world.scenario.record_lease_s, asked_s)
         self._answers = turns.world.variant.answers()
@@ -162,7 +163,7 @@ class TurnCandidate(SimulatedProcess):
 
     def __init__(self, turns: Turns, seat: int) -> None:
         super().__init__(turns.world.kernel, f"t{turns.world.serial()}")
-        self.turns, self.seat, self.clock = turns, seat, turns.clocks[seat]
+        self.turns, self.seat, self.clock = turns, seat, HostClock(turns.world)
         self.watch = turns.world.variant.watch(turns.world.scenario.record_lease_s)
         self._client = StoreClient(turns.world, turns.store, self, seat)
         self._epoch = 0
@@ -211,7 +212,7 @@ class TurnCandidate(SimulatedProcess):
             self._read(mine, asked_s)
         else:
             self.end()
-            self.turns.begin(mine, row.value, asked_s)
+            self.turns.begin(mine, row.value, self.clock, asked_s)
 
 
 class Turns:
@@ -219,14 +220,13 @@ class Turns:
 
     def __init__(self, world: TurnStage) -> None:
         self.world, self.store = world, SharedStore(world)
-        num = world.scenario.num_seats
-        self.clocks = [HostClock(world) for _ in range(num)]
-        self._places: list[TurnClaim | None] = [None] * num
+        self.num_seats = world.scenario.num_seats
+        self._places: list[TurnClaim | None] = [None] * self.num_seats
         self._candidates: dict[int, TurnCandidate] = {}
         self._seats: dict[str, int] = {}  # agent -> its host's number
 
     def start(self) -> None:
-        for seat in range(len(self.clocks)):
+        for seat in range(self.num_seats):
             self.wait_again(seat)
 
     def wait_again(self, seat: int) -> None:
@@ -240,10 +240,20 @@ class Turns:
         assert isinstance(coordinator, SharedCoordinator)
         return coordinator.claim.seat
 
-    def begin(self, claim: TurnClaim, record: m.FleetRecord | None, asked_s: float) -> None:
+    def clock_of(self, coordinator: CoordinatorProcess) -> HostClock:
+        assert isinstance(coordinator, SharedCoordinator)
+        return coordinator.clock
+
+    def clocks_on(self, seat: int) -> list[HostClock]:
+        """The clocks of this host's processes that wait for a turn, or have one."""
+        holders = [c for c in self.world.coordinators if self.seat_of(c) == seat and not c.ended]
+        waiting = self._candidates.get(seat)
+        return [self.clock_of(c) for c in holders] + ([waiting.clock] if waiting and not waiting.ended else [])
+
+    def begin(self, claim: TurnClaim, record: m.FleetRecord | None, clock: HostClock, asked_s: float) -> None:
         """A claim was made, and its holder begins."""
         self.place(claim.seat, claim)
-        coordinator = SharedCoordinator(self, claim, record, asked_s)
+        coordinator = SharedCoordinator(self, claim, record, clock, asked_s)
         self.world.coordinators.append(coordinator)
         self.world.coordinators.sort(key=lambda each: each.epoch)
         self.world.begun(coordinator)
@@ -265,7 +275,7 @@ class Turns:
 
     def _host_of(self, client: Any) -> int:
         name = getattr(client, "agent", client).name
-        return self._seats.setdefault(name, len(self._seats) % len(self.clocks))
+        return self._seats.setdefault(name, len(self._seats) % self.num_seats)
 
     def listening(self, client: Any) -> CoordinatorProcess | None:
         """Who listens where the client's host says that the coordinator is; sometimes where it said so before, for an

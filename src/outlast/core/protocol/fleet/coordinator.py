@@ -145,6 +145,10 @@ class Coordinator(FleetState):
             self.tell([agent], self.spawn_message(name, agent, delay))
 
     def _after_the_end(self, event: m.Event) -> list[m.Action]:
+        if isinstance(event, m.Superseded):  # the end itself was not written, so it is not this one's to tell
+            self.superseded()
+            out, self._out = self._out, []
+            return out
         if isinstance(event, m.Hello) and self.farewell:
             return [m.Tell(to=(event.member,), message=m.Close(epoch=self.epoch, reason=self.farewell))]
         return []
