@@ -13,6 +13,7 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.step.deciding import decide_step, leave
 from outlast.core.protocol.step.effects import Act, AskAll, Seat, TellFleet
 from outlast.core.protocol.step.exchange_order import ExchangeOrder
+from outlast.core.protocol.step.host_order import HostOrder
 from outlast.errors import ViewAbandoned
 
 MEMBERS = ("r0.1", "r1.1")
@@ -152,3 +153,89 @@ def test_a_bucket_whose_reduction_ends_the_view_is_still_awaited() -> None:
     with pytest.raises(ViewAbandoned):
         order.arrived()
     assert (order.awaits, order.bucket) == ("sums", 1)
+
+
+class HostStages:
+    """Writes down what is done in two levels; `late`: what has not come yet."""
+
+    def __init__(self, *late: Any) -> None:
+        self.done, self.late, self.breaks = list[Any](), set(late), -1
+
+    def near_offered(self, bucket: int) -> bool:
+        return ("near", bucket) not in self.late
+
+    def all_offered(self) -> bool:
+        return "all" not in self.late
+
+    def sums_here(self, bucket: int) -> bool:
+        return ("sums", bucket) not in self.late
+
+    def lane_here(self, bucket: int) -> bool:
+        return ("lane", bucket) not in self.late
+
+    def scattered(self) -> None:
+        self.done.append("scattered")
+
+    def send(self, bucket: int) -> None:
+        self.done.append(("send", bucket))
+
+    def reduce(self, bucket: int) -> None:
+        if self.breaks == bucket:
+            raise ViewAbandoned("a peer has left")
+        self.done.append(("reduce", bucket))
+
+    def bring(self, bucket: int) -> None:
+        self.done.append(("bring", bucket))
+
+    def gather(self, bucket: int) -> None:
+        self.done.append(("gather", bucket))
+
+
+def test_in_two_levels_all_is_done_that_can_be_and_gathered_at_the_end() -> None:
+    stages = HostStages(("near", 1), ("lane", 0))
+    order = HostOrder(2, stages)
+    order.offer()
+    assert stages.done == [("send", 0), "scattered", ("reduce", 0)]
+    order.offer()
+    stages.late.clear()
+    rest, awaited = order.rest(), []
+    for what, bucket in rest:
+        awaited.append((what, bucket))
+        assert order.ready() == (what == "near")
+    assert awaited == [("near", 0), ("all", 0), ("brought", 0), ("brought", 1)]
+    assert stages.done[3:] == [
+        ("send", 1), ("reduce", 1), ("bring", 0), ("bring", 1), ("gather", 0), ("gather", 1),
+    ]  # fmt: skip
+
+
+def test_in_two_levels_nothing_is_reduced_before_all_have_offered_the_first_bucket() -> None:
+    """Who brings me no sums may be a step behind, and would be handed what is overwritten from there on."""
+    stages = HostStages("all", ("lane", 1))
+    order = HostOrder(2, stages)
+    order.offer()
+    order.offer()
+    assert stages.done == [("send", 0), ("send", 1)]
+    rest = order.rest()
+    assert [next(rest), next(rest)] == [("near", 0), ("all", 0)]
+    stages.late.remove("all")
+    assert next(rest) == ("lane", 1)
+    assert stages.done[2:] == ["scattered", ("reduce", 0), ("reduce", 1), ("bring", 0)]
+
+
+def test_in_two_levels_what_waits_is_named_by_the_first_bucket_that_does() -> None:
+    stages = HostStages(("sums", 1))
+    order = HostOrder(2, stages)
+    order.offer()
+    order.offer()
+    rest = order.rest()
+    assert [next(rest), next(rest), next(rest)] == [("near", 0), ("all", 0), ("sums", 1)]
+    assert not order.ready(), "bucket 0 is brought already"
+
+
+def test_in_two_levels_a_bucket_whose_reduction_ends_the_view_is_not_done() -> None:
+    stages = HostStages()
+    stages.breaks = 0
+    order = HostOrder(1, stages)
+    with pytest.raises(ViewAbandoned):
+        order.offer()
+    assert (order.sent, order.reduced, order.brought) == (1, 0, 0)

@@ -39,8 +39,8 @@ CAUGHT = {
     "no-closer-look": 98, "first-state-counts": 98, "culprits-kept": 98, "writer-not-followed": 203,
     "silence-is-death": 170, "silent-lease-over": 170, "silent-hosts-used": 1656, "silent-awaited": 291,
     "hosts-not-recalled": 291, "first-serving-kept": 8833, "begun-from-nothing": 171, "gaps-skipped": 35,
-    "output-reused": 335, "share-kept": 242, "shares-lost-in-differences": 220, "answers-by-clock": 146,
-    "late-writes-done": 194,
+    "idle-unawaited": 436, "output-reused": 335, "share-kept": 242, "shares-lost-in-differences": 220,
+    "answers-by-clock": 146, "late-writes-done": 194,
 }  # fmt: skip
 """Where the first catch was last seen, to be looked at first. Any schedule below the limit will do."""
 

@@ -13,13 +13,14 @@ from zlib import crc32
 from outlast.core.protocol import Node, roots, split
 
 __all__ = [
-    "BLOCKS", "BUCKETS", "INITIAL", "Gradient", "add", "apply", "chain", "garbage", "leaf", "norm_of", "outcome_of",
-    "reduce_block", "slice_of",
+    "BLOCKS", "BUCKETS", "EMPTY", "INITIAL", "Gradient", "add", "apply", "chain", "garbage", "leaf", "norm_of",
+    "outcome_of", "reduce_block", "slice_of",
 ]  # fmt: skip
 
 BUCKETS, BLOCKS = 2, 4
 INITIAL = hash((0x5EED, 0))
 Gradient = tuple[int, ...]  # one element a block, bucket after bucket
+EMPTY: Gradient = (0,) * (BUCKETS * BLOCKS)  # of a sum that is not there
 Outcome = tuple[Gradient, int]  # the reduced gradient, and the norm taken of it
 
 

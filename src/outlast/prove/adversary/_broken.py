@@ -41,6 +41,7 @@ from outlast.prove.adversary._broken_checks import (
 )
 from outlast.prove.adversary._broken_hosts import HOSTS_BROKEN
 from outlast.prove.adversary._broken_joins import JOINS_BROKEN
+from outlast.prove.adversary._broken_levels import LEVELS_BROKEN
 from outlast.prove.adversary._broken_saves import SAVES_BROKEN
 from outlast.prove.adversary._broken_steps import STEPS_BROKEN
 from outlast.prove.adversary._broken_turns import TURNS_BROKEN
@@ -316,6 +317,7 @@ BROKEN: dict[str, tuple[type[Variant], int]] = {
     **VACANCIES_BROKEN,
     **JOINS_BROKEN,
     **STEPS_BROKEN,
+    **LEVELS_BROKEN,
     **WORK_BROKEN,
     **TURNS_BROKEN,
 }

@@ -23,7 +23,6 @@ __all__ = ["Exchanging"]
 
 _SCATTER, _GATHER = "S", "G"
 _KINDS = {"sums": _SCATTER, "slices": _GATHER}
-_EMPTY = (0,) * (algebra.BUCKETS * algebra.BLOCKS)
 Parts = list[Sequence[int]]
 
 
@@ -40,7 +39,7 @@ class Exchanging:
         self.checked = (auditor.active or self.num_rows > 1) and len(self.members) > 1
         self.order = owner.world.variant.order(algebra.BUCKETS, self)
         self.norms: list[Any] = []
-        self._norms: list[tuple[int, int]] = []
+        self.own_norms: list[tuple[int, int]] = []
         self._mine: Parts | None = None
         self._owed: list[int] | None = None
         self._unlike: set[str] = set()
@@ -57,7 +56,7 @@ class Exchanging:
             self.auditor.alone(self.step)
         else:
             self.auditor.strike(nodes)
-        mine: Parts = [owner.sums.get(node) or _EMPTY for node in nodes]
+        mine: Parts = [owner.sums.get(node) or algebra.EMPTY for node in nodes]
         made: Parts = [self.auditor.made.get(node, total) for node, total in zip(nodes, mine, strict=True)]
         for bucket in range(algebra.BUCKETS):
             base, end = bucket * algebra.BLOCKS, (bucket + 1) * algebra.BLOCKS
@@ -103,7 +102,7 @@ class Exchanging:
             save=owner.save_vote(self.step),
             rows=RowsNote(accused=tuple(sorted(self._false)) if self.num_rows > 1 else ()),
         )
-        return header, self._norms
+        return header, self.own_norms
 
     def heard(self, said: Mapping[str, Any], commitments: Said | None) -> tuple[list[Header], StepEvidence]:
         self.norms = [norms for _, norms in said.values()]
@@ -132,7 +131,7 @@ class Exchanging:
             parts = [part for name in members for part in (own if name == owner.name else got[name])]
             reduced = self._value(parts)
         owner.out[base + lo : base + hi] = reduced
-        self._norms.extend(zip(range(base + lo, base + hi), reduced, strict=True))
+        self.own_norms.extend(zip(range(base + lo, base + hi), reduced, strict=True))
         mesh.broadcast((_GATHER, self.step, bucket), reduced)
 
     def _value(self, parts: Sequence[Sequence[int]]) -> list[int]:

@@ -6,6 +6,8 @@ here and the writer is late (protocol, 14): whether that can hurt is up to who o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from outlast.core.protocol import View
@@ -24,6 +26,7 @@ class SimulatedMesh:
         self.buffers: dict[Key, dict[str, Any]] = {}
         self.peers = [name for name in view.members if name != owner]
         self.suspects: list[str] = []
+        self.expected: dict[Key, list[str]] = {}  # from whom, where not from all
         self.parted = False  # somebody said goodbye
 
     def broadcast(self, key: Key, payload: Any) -> None:
@@ -39,7 +42,16 @@ class SimulatedMesh:
             network.send((owner, to, at), (owner, to), peer, peer.from_peer, at, owner, key, payload)
 
     def whole(self, key: Key) -> bool:
-        return len(self.buffers.get(key, ())) == len(self.peers)
+        return len(self.buffers.get(key, ())) == len(self.expected.get(key, self.peers))
+
+    def heard(self, key: Key) -> AbstractSet[str]:
+        """Who has sent it so far."""
+        return self.buffers.get(key, {}).keys()
+
+    def missing(self, keys: Iterable[Key]) -> list[str]:
+        """Who has yet to send one of these."""
+        absent = {name for key in keys for name in self.expected.get(key, self.peers) if name not in self.heard(key)}
+        return [name for name in self.peers if name in absent]
 
     def take(self, key: Key) -> dict[str, Any]:
         return self.buffers.pop(key, {})

@@ -32,6 +32,7 @@ from outlast.errors import StateDiverged
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._exchange import Exchanging
 from outlast.prove.adversary._guards import MASK
+from outlast.prove.adversary._host_exchange import HostExchange, in_two_levels
 from outlast.prove.adversary._mesh import SimulatedMesh
 from outlast.prove.adversary._rounds import Acts, SimulatedRounds
 from outlast.prove.adversary._script import go_on
@@ -222,9 +223,16 @@ class SimulatedReplica(SimulatedSeat):
     def _begin_exchange(self, todo: Exchange) -> None:
         self.world.variant.before_exchange(self.out)
         ex = Exchanging(self, self.audit, todo, self._evidence)
-        acts: Acts = {"exchange": ex.exchange, "audit": ex.audit, "look closer": lambda _: None}
+        acts: Acts = {"exchange": self._exchange_of(ex), "audit": ex.audit, "look closer": lambda _: None}
         course = self.world.variant.step(self._seat, self.guards, todo, ex)
         self._carry_out(course, acts, lambda decided: self._decided(ex, decided[0]))
+
+    def _exchange_of(self, ex: Exchanging) -> Callable[[Act], bool]:
+        """In two levels where the fleet spans hosts, and the runtime would (`runtime/member/_plane_choice.py`)."""
+        places = [self.member.hosts.get(name, "") for name in ex.members]
+        if not self.world.scenario.two_levels or not in_two_levels(places):
+            return ex.exchange
+        return HostExchange(self, ex.todo, places, ex.own_norms, ex.scattered).exchange
 
     def _evidence(self, ex: Exchanging, commitments: Said | None) -> StepEvidence:
         return StepEvidence(

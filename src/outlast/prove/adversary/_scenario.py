@@ -73,6 +73,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     price: float = 0.0
     record_lease_s: float = 0.0  # hosts share the record, and who gives no sign there for so long is followed; 0: one
     num_seats: int = 1  # hosts that may coordinate then
+    two_levels: bool = False  # of the exchange, where a view's members are on several hosts, and some on one
     speeds_s: float = 0.0  # how often members are found to be of other speeds; 0: never
 
     def admission(self) -> AdmissionPolicy:
@@ -134,7 +135,7 @@ def scenario_of(seed: int) -> Scenario:
         guarded=guarded,
     )
     full = _with_rows(seed, full, span_s) if not wrong else full
-    full = _with_hosts(seed, _with_saves(seed, full), span_s)
+    full = _with_two_levels(seed, _with_hosts(seed, _with_saves(seed, full), span_s))
     full = msgspec.structs.replace(full, faults=(*full.faults, *_alarms(seed, full, span_s)))
     full = _with_auto_spares(seed, full, span_s)
     full = _with_vacancies(seed, _with_speeds(seed, full, span_s), span_s)
@@ -296,6 +297,19 @@ def _with_shared_record(seed: int, full: Scenario, span_s: float) -> Scenario:
         lease_s=rng.choice((0.4, 1.0, 2.0)) if not full.silence_s else full.lease_s,
         record_lease_s=rng.choice((0.2, 0.3, 0.5)),
         num_seats=rng.choice((2, 2, 3)),
+    )
+
+
+def _with_two_levels(seed: int, full: Scenario) -> Scenario:
+    """One in twenty without audits and robust rules exchanges in two levels, on several hosts. Of its own seed."""
+    rng = Random(seed ^ 0x2EE1)
+    if rng.random() >= 0.05 or full.audit or full.num_rows > 1:
+        return full
+    return msgspec.structs.replace(
+        full,
+        two_levels=True,
+        num_agents=max(full.num_agents, rng.choice((2, 2, 3))),
+        num_replicas=max(full.num_replicas, rng.choice((3, 3, 4))),
     )
 
 

@@ -32,7 +32,9 @@ from outlast.prove.adversary._surroundings import Owner, Supervisor, Surrounding
 __all__ = ["SimulatedSeat"]
 
 
-_SCATTER, _OUTCOME, _BYE = "S", "O", "bye"
+_BYE = "bye"
+_WRITTEN = frozenset({"S", "host sums", "home"})  # received where it will be read
+_AT_ONCE = frozenset({"O", "offered"})  # looked at though others have yet to send theirs
 
 
 class SimulatedSeat(Dialler, Owner):
@@ -50,7 +52,8 @@ class SimulatedSeat(Dialler, Owner):
             self.lease_until_s = self.member.lease_until_s = -1.0  # until the first heartbeat is answered
         self.state, self.norm = algebra.INITIAL, 0
         self.sums: dict[Node, algebra.Gradient] = {}
-        self.out: list[int] = [0] * (algebra.BUCKETS * algebra.BLOCKS)
+        self.out: list[int] = list(algebra.EMPTY)
+        self.shown: list[int] = list(algebra.EMPTY)
         self.mesh: SimulatedMesh | None = None
         self.abandoned: dict[ViewId, SimulatedMesh] = {}
         self.early: dict[ViewId, list[tuple[str, Any, Any]]] = {}
@@ -142,8 +145,7 @@ class SimulatedSeat(Dialler, Owner):
     def _missing(self) -> list[str]:
         mesh = self.mesh
         assert mesh is not None
-        waiting = [key for key in self._awaited if not mesh.whole(key)]
-        return [name for name in mesh.peers if any(name not in mesh.buffers.get(key, ()) for key in waiting)]
+        return mesh.missing(self._awaited)
 
     # --- the training thread -------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -250,7 +252,7 @@ class SimulatedSeat(Dialler, Owner):
         if mesh is None or mesh.view.id != view:
             old = self.abandoned.get(view)
             if old is not None:
-                if key[0] == _SCATTER:
+                if key[0] in _WRITTEN:
                     new = mesh.buffers if mesh is not None else None
                     self.world.variant.late_write(old.buffers, new, key, source, payload)
             elif self.member.left is None or view > self.member.left:
@@ -262,7 +264,7 @@ class SimulatedSeat(Dialler, Owner):
             return
         got = mesh.buffers.setdefault(key, {})
         got[source] = payload
-        if len(got) == len(mesh.peers) or key[0] == _OUTCOME:
+        if len(got) == len(mesh.expected.get(key, mesh.peers)) or key[0] in _AT_ONCE:
             self.run()
 
     def peer_lost(self, view: ViewId, peer: str) -> None:

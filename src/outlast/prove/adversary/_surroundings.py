@@ -7,6 +7,7 @@ Invariant: nothing here imports a process, so hosts, replicas and the oracle kno
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal, NamedTuple, Protocol
 
 from outlast.core.protocol import Coordinator, Header, Member, Node, RollEntry, Settings, View, ViewId
@@ -83,6 +84,8 @@ class Fellow(SimulatedProcess):
     member: Member
     state: int
     out: list[int]
+    sums: dict[Node, algebra.Gradient]  # others of its host read them, and what it shows of a reduced gradient
+    shown: list[int]
     norm: int
     exit: Literal["signal", "finished", "exception"]
     busy: bool
@@ -110,10 +113,12 @@ class ViewMesh(Protocol):
 
     view: View
     peers: list[str]
+    expected: dict[Any, list[str]]
 
     def broadcast(self, key: Any, payload: Any) -> None: ...
     def send(self, to: str, key: Any, payload: Any) -> None: ...
     def whole(self, key: Any) -> bool: ...
+    def heard(self, key: Any) -> AbstractSet[str]: ...
     def take(self, key: Any) -> dict[str, Any]: ...
 
 
@@ -121,7 +126,6 @@ class Owner(Fellow):
     """A replica as its own parts see it: the auditor, the joiner, the script after the loop."""
 
     world: Surroundings
-    sums: dict[Node, algebra.Gradient]
     mesh: ViewMesh | None
 
     def say(self, *messages: Any) -> None:

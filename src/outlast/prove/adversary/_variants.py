@@ -17,6 +17,7 @@ from outlast.core.protocol.step.deciding import StepPort, decide_step, leave
 from outlast.core.protocol.step.effects import Course, Seat
 from outlast.core.protocol.step.exchange_order import ExchangeOrder, ExchangeStages
 from outlast.core.protocol.step.forming import RollFacts, form, hand_over
+from outlast.core.protocol.step.host_order import HostOrder, HostStages
 from outlast.core.protocol.step.verdict import StepEvidence, StepGuards, checked
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._guards import SimulatedGuards
@@ -90,6 +91,10 @@ class Variant:
     def order(self, num_buckets: int, stages: ExchangeStages) -> ExchangeOrder:
         """What of an exchange follows from what."""
         return ExchangeOrder(num_buckets, stages)
+
+    def host_order(self, num_buckets: int, stages: HostStages) -> HostOrder:
+        """The same of an exchange in two levels."""
+        return HostOrder(num_buckets, stages)
 
     def leave(self, seat: Seat) -> Course[None]:
         """The barrier after the last step."""

@@ -6,13 +6,8 @@ a host as well, and is shared in memory. So a host sends and takes what it would
 many members it has. All members carry, none leads: a death is a death like any other, and a host whose members die down
 to one sends the same. The tree is that of one host, so are the bits.
 
-    offer     my sums of a bucket are final: the others hear of it
-    scatter   all of my host have offered: add its sums, in my lane, and send them to who reduces them
-    reduce    the sums of all hosts are here: reduce my slice, into memory that my host reads; send it home with others
-    bring     what others have reduced of my lane is here: into memory that my host reads
-    gather    all lanes are there: copy them
-
-Who carries what: `core/protocol/host_cuts.py`. Robust rules, audits and replicas of several ranks take `c10d_plane.py`.
+Which bucket is sent, reduced, brought and gathered when: `core/protocol/step/host_order.py`. Who carries what:
+`core/protocol/host_cuts.py`. Robust rules, audits and replicas of several ranks take `c10d_plane.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +21,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol import Node, schedule
 from outlast.core.protocol.host_cuts import HostCuts, Span, host_nodes, overlap, together
+from outlast.core.protocol.step.host_order import Awaited, HostOrder
 from outlast.core.protocol.tree import within
 from outlast.runtime.exchange._c10d_transfers import Points
 from outlast.runtime.exchange.c10d_plane import NetworkPlane
@@ -67,14 +63,14 @@ class HostPlane(NetworkPlane):
         self._fine = [bucket.slices(num, idle, turn) for bucket, turn in zip(layout.buckets, turns, strict=True)]
         self.ranges = [tuple(cuts.owned(fine, index) for index in range(len(self.members))) for fine in self._fine]
         self._added: dict[tuple[int, Node], Tensor] = {}  # my lane's sums of my host: memory that late sends may read
-        self._offered = self._sent = self._reduced = self._brought = 0
+        self._host_order = HostOrder(len(layout.buckets), self)
         self._nodes: list[list[Node]] = []
 
     # --- a step --------------------------------------------------------------------------------------------------
     def begin(self, task: ExchangeTask) -> None:
         """A new step."""
         super().begin(task)
-        self._offered = self._sent = self._reduced = self._brought = 0
+        self._host_order = HostOrder(len(self.layout.buckets), self)
         self._nodes = host_nodes(self.cuts.hosts, task.nodes, task.num_leaves)
         here = [node for index in self.cuts.hosts[self.host] for node in task.nodes[index]]
         there = [node for host, nodes in enumerate(self._nodes) if host != self.host for node in nodes]
@@ -85,57 +81,46 @@ class HostPlane(NetworkPlane):
         task = self._now()
         self.enter(Phase.SCATTER, bucket)
         self.mesh.broadcast(SumsReady(task.step, bucket, task.slots))
-        self._offered = bucket + 1
-        self._advance()
+        self._host_order.offer()
 
     def finish(self) -> Reduction:
-        """Wait, reduce, bring and gather. Raises ViewAbandoned when the view ends first."""
-        task, num = self._now(), len(self.layout.buckets)
-        for names in (self.near, self.mesh.peers):  # of the first bucket: see `_all_entered`
-            self.enter(Phase.SCATTERED, 0)
-            self.mesh.collect(SumsReady, task.step, 0, Phase.SCATTERED, names)
-            self._advance()
-        while self._brought < num:
-            phase = Phase.SCATTERED if self._reduced < num else Phase.GATHERED
-            bucket = self._reduced if self._reduced < num else self._brought
+        """Wait for the others, and do what follows. Raises ViewAbandoned when the view ends first."""
+        for what, bucket in self._host_order.rest():
+            phase = Phase.GATHERED if what in ("lane", "brought") else Phase.SCATTERED
             self.enter(phase, bucket)
-            self.mesh.until(self._ready, self._late(bucket), phase)
-            self._advance()
-        for bucket in range(num):
-            self.enter(Phase.GATHERED, bucket)
-            self.mesh.collect(Reduced, task.step, bucket, Phase.GATHERED, self.near)
-            self._copy(bucket)
+            self._await(what, bucket, phase)
         return self._found
+
+    def _await(self, what: Awaited, bucket: int, phase: Phase) -> None:
+        step = self._now().step
+        if what == "near":
+            self.mesh.collect(SumsReady, step, bucket, phase, self.near)
+        elif what == "all":
+            self.mesh.collect(SumsReady, step, bucket, phase)
+        elif what == "brought":
+            self.mesh.collect(Reduced, step, bucket, phase, self.near)
+        else:
+            self.mesh.until(self._host_order.ready, self._late(bucket), phase)
 
     def _late(self, bucket: int) -> list[str]:
         offered = self.mesh.boxes[SumsReady, self._now().step, bucket]
         return [name for name in self.mesh.peers if name not in offered] or self.mesh.peers
 
-    def _can_send(self) -> bool:
-        bucket = self._sent
-        return bucket < self._offered and self.mesh.has_all(SumsReady, self._now().step, bucket, self.near)
+    # --- what has come (`core/protocol/step/host_order.py`) --------------------------------------------------------
+    def near_offered(self, bucket: int) -> bool:
+        return self.mesh.has_all(SumsReady, self._now().step, bucket, self.near)
 
-    def _can_reduce(self) -> bool:
-        return self._reduced < self._sent and self._arrived(self._reduced)
+    def all_offered(self) -> bool:
+        return self.mesh.has_all(SumsReady, self._now().step, 0)
 
-    def _can_bring(self) -> bool:
-        return self._brought < self._reduced and self._gathering[self._brought].done.is_set()
+    def sums_here(self, bucket: int) -> bool:
+        return self._scattering[bucket].done.is_set()
 
-    def _ready(self) -> bool:
-        return self._can_send() or self._can_reduce() or self._can_bring()
-
-    def _advance(self) -> None:
-        """Everything that can be done at once: what others wait for comes first."""
-        while self._ready():
-            if self._can_send():
-                self._scatter(self._sent)
-            elif self._can_reduce():
-                self._reduce(self._reduced)
-            else:
-                self._bring(self._brought)
+    def lane_here(self, bucket: int) -> bool:
+        return self._gathering[bucket].done.is_set()
 
     # --- sums of this host go to who reduces them -----------------------------------------------------------------
-    def _scatter(self, bucket: int) -> None:
+    def send(self, bucket: int) -> None:
         self.enter(Phase.REDUCE, bucket)
         parts, fine = self._near_parts(bucket), self._fine[bucket]
         pieces: list[list[Tensor]] = [[] for _ in self.members]
@@ -150,7 +135,6 @@ class HostPlane(NetworkPlane):
                 sizes[other] = [end - begin] * len(self._nodes[host])
         wires = self._points()
         self._scattering.append(wires.scatter(bucket, pieces, sizes, self.layout.buckets[bucket].dtype))
-        self._sent = bucket + 1
 
     def _far(self) -> list[tuple[int, tuple[int, ...]]]:
         """Other hosts, beginning with the next one, so that not everybody begins with the same."""
@@ -189,12 +173,9 @@ class HostPlane(NetworkPlane):
         return wires
 
     # --- my slice -----------------------------------------------------------------------------------------------------
-    def _reduce(self, bucket: int) -> None:
+    def reduce(self, bucket: int) -> None:
         task, fine = self._now(), self._fine[bucket]
-        self._all_entered(bucket)
         rows = self._scattering[bucket].result()
-        if bucket == 0:
-            task.on_scattered()
         self.enter(Phase.REDUCE, bucket)
         parts, target = self._near_parts(bucket), self.mine.flats(OUTCOME)[bucket]
         brought = [(self._mine_of(fine, other), host, other) for host, others in self._far() for other in others]
@@ -210,7 +191,6 @@ class HostPlane(NetworkPlane):
             for a, b, first in self.layout.buckets[bucket].stretches(begin, end):
                 stretch = {node: part[a - begin : b - begin] for node, part in piece.items()}
                 reduce_and_note(task, self._found, bucket, first, stretch, self._schedule, target[a:b])
-        self._reduced = bucket + 1
         self.enter(Phase.GATHER, bucket)
         self._send_home(bucket, target)
 
@@ -228,7 +208,7 @@ class HostPlane(NetworkPlane):
         wires.release(self._scattering[bucket])
 
     # --- the others' --------------------------------------------------------------------------------------------------
-    def _bring(self, bucket: int) -> None:
+    def bring(self, bucket: int) -> None:
         """My lane is whole: my host may read it. What arrives goes into private memory first, where a late write of an
         abandoned exchange harms nobody (protocol, 14)."""
         self._gathering[bucket].result()
@@ -237,9 +217,8 @@ class HostPlane(NetworkPlane):
             self.mine.flats(OUTCOME)[bucket][lo:hi].copy_(self.out[bucket][lo:hi])
         for name in self.near:
             self.mesh.send(name, Reduced(self._now().step, bucket))
-        self._brought = bucket + 1
 
-    def _copy(self, bucket: int) -> None:
+    def gather(self, bucket: int) -> None:
         fine = self._fine[bucket]
         for index, memory in self._memories.items():
             hosts = [self.host] if index == self.index else range(len(self.cuts.hosts))  # the rest came to `out`

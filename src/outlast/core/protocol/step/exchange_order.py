@@ -9,8 +9,7 @@
 
 Whoever owns it waits as it can, or looks without waiting, and says `arrived`: planes over memory
 (`runtime/exchange/plane.py`) and over networks (`runtime/exchange/c10d_plane.py`), those of rules, and the adversary's
-(`prove/adversary/_exchange.py`). A plane in two levels goes on with several buckets at once and has an order of its own
-(`runtime/exchange/host_plane.py`).
+(`prove/adversary/_exchange.py`). In two levels several buckets are under way at once: `host_order.py`.
 """
 
 from __future__ import annotations
