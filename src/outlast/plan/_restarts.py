@@ -25,7 +25,7 @@ class Restarts:
         self.recent = np.full((size, 2), -np.inf)
 
     def unfilled(self, rows: Ints, num: Floats) -> Floats:
-        """Of `num` places of each row that a failure empties, how many are not filled again."""
+        """How many of the `num` places of each row that a failure empties are not filled again; (rows,)."""
         if num.max() <= 1:
             decided = self.policy.decide(deaths=np.zeros(len(rows)), restarts=self.used[rows])
             filled = np.where(decided.start, num, 0.0)

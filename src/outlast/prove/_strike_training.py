@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
+import threading
 from pathlib import Path
 
 import torch
@@ -69,12 +69,13 @@ def main() -> None:
         clip_norm=0.5,
         bucket_mb=0.2,
     )
+    pause = threading.Event()
     log = StepWriter(args.folder / "commits", run.name)
     for step in training.steps(until=args.until or args.steps):
         for tokens, targets in step:
             step.backward(functional.cross_entropy(model(tokens).float(), targets))
         log.committed(step.number, step.loss)
-        time.sleep(args.pause_s)
+        pause.wait(args.pause_s)
     end = args.folder / "ends" / f"{run.name}.{os.getpid()}"
     part = args.folder / f"{end.name}.part"
     part.write_text(json.dumps({"fingerprint": training.fingerprint()}))

@@ -272,8 +272,7 @@ def _with_hosts(seed: int, full: Scenario, span_s: float) -> Scenario:
 
 def _with_shared_record(seed: int, full: Scenario, span_s: float) -> Scenario:
     """One in sixteen has its record on several hosts, any of which may coordinate. The coordinator's hold on it is
-    struck: its host stands still with its clock, its path to the record is cut, the record stops or is slow, a clock
-    runs. It lives on, and another takes over. Of its own seed."""
+    struck (`_record_faults.py`): it lives on, and another takes over. Of its own seed."""
     rng = Random(seed ^ 0x7EA66)
     if rng.random() >= 1 / 16:
         return full
@@ -282,10 +281,8 @@ def _with_shared_record(seed: int, full: Scenario, span_s: float) -> Scenario:
         "record stopped", "record slow", "record slow", "record clock", "coordinator pause",
     )  # fmt: skip
     faults = [
-        ScheduleFault(
-            kind=rng.choice(kinds), who=rng.randrange(3), other=rng.choice((0, 0, 0, 1)),
-            lasts=rng.choice((0.2, 0.6, 1.5)) * (0.5 + rng.random()), at=0.05 + 1.4 * rng.random(),
-        )
+        ScheduleFault(kind=rng.choice(kinds), who=rng.randrange(3), other=rng.choice((0, 0, 0, 1)),
+                      lasts=rng.choice((0.2, 0.6, 1.5)) * (0.5 + rng.random()), at=0.05 + 1.4 * rng.random())
         for _ in range(rng.choice((1, 2, 2, 3, 4)))
     ]  # fmt: skip
     return msgspec.structs.replace(

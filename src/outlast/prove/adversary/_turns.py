@@ -1,8 +1,8 @@
 """Whose turn it is to coordinate, where several hosts share the record: who waits for a turn, and who has it.
 
-The virtual counterpart of `runtime/coordinator/_election.py` and of what `server.py` does with the record: which turn
-may be followed, how a record is stored, and which heartbeats may be answered is `core/protocol/record_lease.py`'s, for
-both. A coordinator that waits for the store does nothing else, as there.
+The virtual counterpart of `runtime/coordinator/_election.py` and of what the coordinator's server does with the record:
+which turn may be followed, how a record is stored, and which heartbeats may be answered is said, for both, by
+`core/protocol/record_lease.py`. A coordinator that waits for the store does nothing else, as there.
 """
 
 from __future__ import annotations
