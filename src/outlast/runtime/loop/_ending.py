@@ -20,7 +20,15 @@ import torch
 
 import outlast
 from outlast.core.protocol import messages as m
-from outlast.errors import FleetLost, LoopUnrepeatable, OutlastError, ProtocolViolation, StateDiverged, StepMisuse
+from outlast.errors import (
+    DeviceFault,
+    FleetLost,
+    LoopUnrepeatable,
+    OutlastError,
+    ProtocolViolation,
+    StateDiverged,
+    StepMisuse,
+)
 from outlast.runtime.host.launcher_words import add_hint
 from outlast.runtime.loop._iterators import at_the_script_s_end
 from outlast.runtime.member.driver import Replica
@@ -68,7 +76,10 @@ def _final(error: BaseException, replica: Replica) -> bool:
 
 
 def what_is_alike(error: BaseException) -> str:
-    """The error's kind, words and line. Ours name their replica and microbatch, so their words do not count."""
+    """The error's kind, words and line. Ours name their replica and microbatch, so their words do not count. "": it is
+    this device's own, whoever else has the same."""
+    if isinstance(error, DeviceFault):
+        return ""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     words = error.code if isinstance(error, OutlastError) else str(error)[:500]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Certificate, Leave, Wait
-from outlast.errors import Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
+from outlast.errors import DeviceFault, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime.checks.rehearsal import Rehearsal
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._boundary import boundary
@@ -250,7 +250,10 @@ class Training:
         """The script ends by it: the coordinator is told whose it is, unless another rank's was told already."""
         self._failed = True
         self.replica.link.beat()
-        mine = not isinstance(error, MembershipError) and not self.replica.siblings.reported
+        known = isinstance(error, MembershipError) and not isinstance(
+            error, DeviceFault
+        )  # it is the coordinator's word
+        mine = not known and not self.replica.siblings.reported
         if isinstance(error, Exception) and mine:
             self.replica.siblings.all_there()
             self.replica.link.send([report_failure(self.replica, error)])
