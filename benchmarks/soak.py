@@ -104,6 +104,8 @@ class Soak:
         alive = processes(driven.process.pid)
         role = self.rng.choices(list(_ROLES), list(_ROLES.values()))[0]
         kind = self.rng.choices(list(_SIGNALS), list(_SIGNALS.values()))[0]
+        if role == "agent" and kind == "SIGTERM":  # its host is asked to go, and with it all who happen to be there
+            kind = "SIGKILL"
         there = [seen for seen in alive if _role(seen) == role] or [seen for seen in alive if seen.is_rank]
         if there and send(seen := self.rng.choice(there), signal.Signals[kind.partition(",")[0]]):
             self.struck[f"{_role(seen)} {kind}"] += 1
