@@ -127,6 +127,24 @@ def test_a_replica_goes_gently_or_at_once_and_another_takes_its_place() -> None:
     assert (answer(actions).accepted, killed) == (True, ["r0.1"])
 
 
+def test_who_is_asked_to_go_as_it_becomes_a_member_and_is_too_far_behind_goes_all_the_same() -> None:
+    """Else it would be served and served, its place taken by somebody who is in no view again."""
+    c = fleet(spares=0)
+    c.handle(1.0, om.ScaleAsked(asker=ME, replicas=3))
+    fresh(c, "r2.1")
+    caught_up(c, "r2.1")
+    assert c.planned is not None
+    upto = c.planned.id
+    assert answer(c.handle(1.0, om.EvictAsked(asker=ME, replica="r2"))).leaving == ("r2.1",)
+    c.handle(1.0, m.Left(member="r2.1", view=upto, stale=("r2.1",)))
+    actions = [action for name in ("r0.1", "r1.1") for action in c.handle(1.0, m.Left(member=name, view=upto))]
+    assert c.view is not None
+    assert c.view.members == ("r0.1", "r1.1")
+    told = [a.message for a in actions if isinstance(a, m.Tell) and a.to == ("r2.1",)]
+    assert m.Close(epoch=1, reason=m.DEPARTED) in told
+    assert set(started(gone(c, "r2.1"))) == {"r2.2"}
+
+
 def test_who_was_killed_holds_nothing_any_more_though_its_end_is_not_reported() -> None:
     c = fleet(spares=0)
     actions = c.handle(1.0, om.EvictAsked(asker=ME, replica="r0", now=True))

@@ -46,12 +46,14 @@ def acknowledge(c: FleetState, name: str) -> None:
 
 
 def demote(c: FleetState, name: str) -> None:
-    """It cannot be a member: too far behind, or without state. It starts again as a joiner."""
+    """It cannot be a member: too far behind, or without state. It starts again as a joiner, or goes if it was asked."""
     if c.change is not None and c.roster.is_alive(name):
         c.change.old.pop(name, None)
         c.change.waiting.discard(name)
         c.change.acked.discard(name)
         c.start_again(name)
+        if c.roster.peers[name].leaving:
+            c.tell([name], c.departure())
 
 
 def try_install(c: FleetState, now_s: float) -> None:
