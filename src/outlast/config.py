@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
-from outlast.config_checks import check_vacancies
+from outlast.config_checks import check_leases, check_vacancies
 from outlast.errors import ConfigError, nearest
 
 __all__ = ["Resolved", "RunConfig", "TlsFiles", "anchored", "decoded", "encoded", "in_json", "resolve"]
@@ -335,6 +335,7 @@ def _check_hosts(config: RunConfig) -> None:
             f"record = {config.record!r} is no place for a record",
             remedy="sqlite, or etcd://HOST:PORT,HOST:PORT,HOST:PORT (etcds:// for TLS)",
         )
+    check_leases(config.record, config.lease_s, config.record_lease_s, config.heartbeat_s)
     if not config.endpoint and config.record != "sqlite":
         raise ConfigError(
             f"record = {config.record!r}, and no other hosts that could go on with it",

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from outlast.errors import ConfigError
 
-__all__ = ["check_vacancies"]
+__all__ = ["check_leases", "check_vacancies"]
+
+
+def check_leases(record: str, lease_s: float, record_lease_s: float, heartbeat_s: float) -> None:
+    """With the record in etcd a heartbeat is answered once the claim was confirmed after it came (decision 0174)."""
+    least_s = record_lease_s + 2.0 * heartbeat_s
+    if record != "sqlite" and lease_s < least_s:
+        raise ConfigError(
+            f"lease_s = {lease_s:g} would be over before the coordinator has answered, with record_lease_s = "
+            f"{record_lease_s:g} and heartbeat_s = {heartbeat_s:g}",
+            remedy=f"lease_s of {least_s:g} or more, or a shorter record_lease_s",
+        )
 
 
 def check_vacancies(replicas: int, ranks: int, min_replicas: int, on_vacancy: str) -> None:

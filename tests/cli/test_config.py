@@ -43,6 +43,11 @@ def test_every_setting_has_a_value_and_an_origin(
         ("run = 3\n", "is no table", "under [run]"),
         ("[[run]]\nspares = 1\n", "is no table", "under [run]"),
         ("[run]\ncheckpoint_every = -1\n", "out of range", "to 1099511627776"),
+        (
+            "[run]\nendpoint = '10.0.0.1:1'\nnnodes = '2'\nrecord = 'etcd://a:1'\nlease_s = 60\nrecord_lease_s = 300\n",
+            "lease_s = 60 would be over before the coordinator has answered",
+            "lease_s of 302 or more",
+        ),
     ],
 )
 def test_what_is_wrong_and_what_would_be_right(

@@ -10,7 +10,7 @@ import pytest
 
 from outlast.core.events import AnyEvent, CoordinatorStarted, Notice, ProgressMade
 from outlast.errors import ConfigError, EnvironmentFault, ProtocolViolation
-from outlast.journal import Journal, LastLine
+from outlast.journal import Journal, LastLine, _journal
 
 
 def notice(number: int) -> Notice:
@@ -32,6 +32,18 @@ def test_events_come_back_as_written_in_order_and_by_kind(tmp_path: Path) -> Non
         assert [entry.event for entry in reader.events()] == written
         assert [entry.event for entry in reader.events(kinds=[ProgressMade, CoordinatorStarted])] == written[1:]
         assert reader.events(kinds=[]) == []
+
+
+def test_entries_come_in_parts_to_who_takes_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_journal, "_PART", 2)
+    with Journal.create(tmp_path / "run") as journal:
+        assert list(journal.each()) == []
+        for count in (1, 2, 5):
+            journal.append_many([notice(number) for number in range(count)])
+            assert journal.flush()
+            assert list(journal.each()) == journal.events()
 
 
 def test_a_reader_follows_a_running_writer(tmp_path: Path) -> None:

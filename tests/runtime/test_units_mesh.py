@@ -198,8 +198,8 @@ def test_who_has_not_answered_a_call_is_called_again_once_paths_are_probed(sides
                 mesh.ping()
             return False
 
-        mesh = second.mesh(1, abandoned=probed)
-        threads = [threading.Thread(target=each.form, daemon=True) for each in (first.mesh(1), mesh)]
+        mesh, other = second.mesh(1, abandoned=probed), first.mesh(1)
+        threads = [threading.Thread(target=each.form, daemon=True) for each in (other, mesh)]
         for thread in threads:
             thread.start()
         assert readable(mute.fileno(), 20)
@@ -208,6 +208,7 @@ def test_who_has_not_answered_a_call_is_called_again_once_paths_are_probed(sides
             thread.join(20)
     assert not any(thread.is_alive() for thread in threads)
     assert pinged
+    assert (mesh.answered, other.answered) == ({"r0.1"}, {"r1.1"}), "neither is missed, though no ping reached it"
 
 
 def test_a_call_whose_socket_was_reset_under_it_is_made_again(sides: list[Side]) -> None:

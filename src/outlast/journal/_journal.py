@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Journal"]
 
 FLUSH_S = 10.0
+_PART = 2000  # entries that are read at a time
 
 
 class Entry(NamedTuple):
@@ -156,6 +157,13 @@ class Journal:
             query += f" AND kind IN ({','.join('?' * len(kinds))})"
         rows = self._query(f"{query} ORDER BY seq LIMIT ?", [*values, -1 if limit is None else limit])
         return [self._entry(*row) for row in rows]
+
+    def each(self) -> Iterator[Entry]:
+        """All entries, oldest first, of which few are in memory at a time. Raises EnvironmentFault."""
+        seq = 0
+        while part := self.events(since_seq=seq, limit=_PART):
+            yield from part
+            seq = part[-1].seq
 
     def bodies(self, kind: type[AnyEvent], since_seq: int, before_seq: int, *, limit: int) -> list[tuple[int, str]]:
         """(seq, JSON) of a kind's entries between two places, oldest first, for who needs a part of each only. Raises

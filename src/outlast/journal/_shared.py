@@ -131,7 +131,8 @@ class SharedRecord:
             try:
                 effect = course.send(reply)
             except StopIteration as done:
-                self._hold.followed |= not done.value
+                if not done.value:
+                    self._hold.followed = True
                 return bool(done.value)
             reply = UNKNOWN
             with contextlib.suppress(Unreachable):

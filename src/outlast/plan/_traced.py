@@ -5,6 +5,7 @@ Invariant: fit and replay go through the same simulator, so that they differ onl
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -107,13 +108,18 @@ def _families(fit: FleetFit) -> Table:
 def _read_off(fit: FleetFit) -> Table:
     """Mean, median and ninetieth percentile of the best laws, with their intervals."""
     rows = [
-        (f"{what}: {name}, {laws[0].family}", duration(3600 * x), f"{duration(3600 * low)} to {duration(3600 * high)}")
+        (f"{what}: {name}, {laws[0].family}", duration(3600 * x), _bounded(low, high))
         for what, laws, _ in _laws(fit)
         if laws
         for name, (x, low, high) in laws[0].spans.items()
     ]
     title = "What the best laws say, were each gap and repair independent of the others"
     return Table(title=title, columns=("quantity", "estimate", "95 %"), rows=tuple(rows))
+
+
+def _bounded(low_h: float, high_h: float) -> str:
+    """What the data bound; of those that are all alike that is nothing."""
+    return "not told" if math.isinf(high_h) else f"{duration(3600 * low_h)} to {duration(3600 * high_h)}"
 
 
 _Tests = dict[str, tuple[float, float]]

@@ -69,8 +69,8 @@ def storing(key: str, value: Any, claim_key: str, claim: Any) -> Storing:
 
 
 class HeldTurn:
-    """A turn as its holder's clock has it. `confirmed_s`: when the newest write was begun that was done under the
-    claim."""
+    """A turn as its holder's clock has it. `confirmed_s`: when the newest sign of life was begun that was given under
+    the claim, or the claim itself."""
 
     def __init__(self, lease_s: float, asked_s: float) -> None:
         self.lease_s, self.confirmed_s = lease_s, asked_s

@@ -83,7 +83,7 @@ class SaveCommits:
         self._asked = self._epoch << 20
         self._reason = self._why = ""  # of a wish to save; of the newest save that failed
         self._record = RunRecord(min_s=config.checkpoint_min_s, num_replicas=config.replicas)
-        for entry in journal.events():  # an earlier coordinator's
+        for entry in journal.each():  # an earlier coordinator's; a run of weeks has millions
             self._record.take(entry.event)
         coordinator.shortage.replacements = self._record.replacements()
         self._chooses = False  # when to save is left to outlast

@@ -159,6 +159,7 @@ class SharedPlane:
         """Wait for the others, and do what follows. Raises ViewAbandoned when the view ends first."""
         order, step = self._order, self._now().step
         if self.onward is not None:
+            self.enter(Phase.SCATTERED, 0)  # a wait, as the others' sums are: a driver may take long over large slots
             self.onward.begin([self._memory(name) for name in self.members])
         try:
             while order.awaits is not None:

@@ -50,7 +50,9 @@ class CudaPageLocks:
         return not refused
 
     def unlock(self, address: int) -> None:
-        if self._call("cudaHostUnregister", address):
+        with torch.cuda.device(self._device):
+            refused = self._call("cudaHostUnregister", address)
+        if refused:
             self._forget_error()
 
     def _call(self, name: str, *arguments: int) -> int:

@@ -334,6 +334,7 @@ class Mesh:
     def _dispatch(self, conn: Connection, message: Any) -> None:
         name = conn.peer
         if isinstance(message, Hi):
+            self.answered.add(name)  # no ping reached who came after the pings
             conn.introduced = self.listener.keep_region(conn)
             if not conn.introduced:
                 conn.send(SayAgain())
