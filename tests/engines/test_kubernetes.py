@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -160,18 +161,24 @@ def test_strangers_at_the_probes_keep_nobody_from_an_answer() -> None:
 
 # --- the agent ------------------------------------------------------------------------------------------------------
 @pytest.mark.process
-def test_an_agent_that_waits_for_the_run_goes_when_it_is_asked() -> None:
-    """As a container's first process it has no other way: the kernel keeps from it what it does not ask for."""
+@pytest.mark.parametrize("hang_up", [signal.SIG_DFL, signal.SIG_IGN])
+def test_an_agent_that_waits_for_the_run_goes_when_it_is_asked(hang_up: signal.Handlers) -> None:
+    """As a container's first process it has no other way: the kernel keeps from it what it does not ask for. Under
+    nohup, which has them ignored, a terminal that is closed asks nothing."""
     with socket.socket() as held, contextlib.ExitStack() as stack:
         held.bind(("127.0.0.1", 0))  # and nobody listens
         words = ["agent", "--join", f"127.0.0.1:{held.getsockname()[1]}", "--host", "pod"]
         environ = {"PATH": os.environ["PATH"], "OUTLAST_SECRET": secrets.token_hex(32)}
         command = [sys.executable, "-m", "outlast", *words]
+        inherited = signal.signal(signal.SIGHUP, hang_up)
         agent = stack.enter_context(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True))
+        signal.signal(signal.SIGHUP, inherited)
         stack.callback(agent.kill)
         assert agent.stderr is not None
         assert "waiting for the coordinator" in agent.stderr.readline()
-        agent.send_signal(signal.SIGTERM)
+        ignored = int(re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{agent.pid}/status").read_text())[1], 16)  # type: ignore[index]
+        assert bool(ignored >> (signal.SIGHUP - 1) & 1) == (hang_up is signal.SIG_IGN)
+        agent.send_signal(signal.SIGTERM if hang_up is signal.SIG_IGN else signal.SIGHUP)
         assert agent.wait(60) == 143
         assert agent.stderr.read() == ""
 

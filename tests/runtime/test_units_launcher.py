@@ -180,7 +180,7 @@ def test_a_coordinator_that_dies_again_and_again_is_given_up(tmp_path: Path) -> 
     assert run.all_have_ended()
     taken = [json.loads(child.environ.get("OUTLAST_TAKEOVER", "[]")) for child in run.coordinators]
     assert [len(rows) for rows in taken] == list(range(9)), "each is told of those that nobody has written down"
-    assert taken[8][7]["detect_s"] <= BEAT_S
+    assert taken[8][7]["detect_s"] <= BEAT_S + 1e-6, "of a difference of two times"
 
 
 def test_one_that_lives_for_a_minute_is_replaced_for_as_long_as_the_run_lasts(tmp_path: Path) -> None:
@@ -288,6 +288,8 @@ def test_a_signal_stops_the_run_in_order(tmp_path: Path, number: signal.Signals,
         run.host.after(4.0, lambda: run.finish(child, code))
 
     run = VirtualRun(tmp_path, obeys)
+    if number == signal.SIGHUP:
+        signal.signal(number, signal.SIG_DFL)  # under nohup it is ignored
     before = signal.getsignal(number)
     assert run.goes() == code
     assert run.calls.all(m.Stop) == [m.Stop(reason=reason, exit_code=code)]

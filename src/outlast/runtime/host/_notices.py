@@ -12,9 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Notices"]
+__all__ = ["Notices", "asking_to_end"]
 
 _NAMES: dict[int, str] = {signal.SIGINT: "interrupt", signal.SIGHUP: "hangup"}
+
+
+def asking_to_end() -> list[signal.Signals]:
+    """The signals that ask this process to end in order. Where a hang-up is ignored, as under nohup, it asks nothing;
+    so it is where somebody else hears it."""
+    hang_up = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+    return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
 @dataclass(slots=True)
@@ -55,10 +62,7 @@ class Notices:
         """Hear this process's signals meanwhile; gives a descriptor that each of them makes readable."""
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_fd = signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it, and then so do we
-            numbers.append(signal.SIGHUP)
-        old = {number: signal.signal(number, self.hear) for number in numbers}
+        old = {number: signal.signal(number, self.hear) for number in [*asking_to_end(), signal.SIGUSR1]}
         try:
             yield wake_r
         finally:

@@ -27,6 +27,7 @@ from outlast.config import RunConfig, TlsFiles, decoded, encoded
 from outlast.core.protocol import host_messages as hm
 from outlast.errors import ConfigError, EnvironmentFault, MembershipError, WireRefusal
 from outlast.journal import check_reachable
+from outlast.runtime.host._notices import asking_to_end
 from outlast.runtime.host.agent import Agent, host_of
 from outlast.runtime.host.coordinator_finder import CoordinatorFinder
 from outlast.runtime.host.probes import Probes
@@ -39,7 +40,6 @@ __all__ = ["JoinOptions", "join_run", "read_secret"]
 
 _TRY_S = 5.0  # for one connection
 _PAUSE_S = (0.1, 2.0)  # between two tries: at first, at most
-_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LEFT = 128 + signal.SIGTERM  # the exit code of a host that was asked to leave
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hm.Briefing | hm.Turned | HeartbeatReply)
@@ -93,7 +93,8 @@ def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
     if not _NAME.fullmatch(options.host):
         raise ConfigError(f"{options.host!r} is no name for a host", remedy="letters, digits, dots and dashes: --host")
     finder = CoordinatorFinder(options.endpoint, options.secret, os.environ)
-    for number in _ENDS:  # until it is in the run: a container's first process has no other way to be asked
+    ends = asking_to_end()
+    for number in ends:  # until it is in the run: a container's first process has no other way to be asked
         signal.signal(number, _leave)
     name, probes = f"{options.host}:{secrets.token_hex(2)}", Probes(options.probes)
     link, peer, address, told = _connected(options, finder, name, say, probes)
@@ -111,7 +112,7 @@ def join_run(options: JoinOptions, say: Callable[[str], None]) -> int:
     )
     agent = Agent(name, environ, command, link)
     agent.turned = probes.turned
-    for number in _ENDS:
+    for number in ends:
         signal.signal(number, lambda *_: agent.ask("asked to leave"))
     return agent.run()
 

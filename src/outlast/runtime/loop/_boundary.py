@@ -7,9 +7,11 @@ same headers that it is the last one.
 from __future__ import annotations
 
 from outlast.core.phases import Phase
+from outlast.core.protocol.step.deciding import settle
+from outlast.core.protocol.step.effects import Act
 from outlast.errors import ViewAbandoned
 from outlast.runtime.member.driver import Replica
-from outlast.runtime.transport.peer_messages import Final
+from outlast.runtime.view.courses import carry_out, seat_of
 
 __all__ = ["boundary"]
 
@@ -17,19 +19,21 @@ __all__ = ["boundary"]
 def boundary(replica: Replica) -> None:
     """Take the save that is due. If the run stops with it, wait for the stop; that all have committed the step is
     settled as at the end of the loop, for no later step will show it."""
-    saves, view, mesh, step = replica.saves, replica.member.view, replica.mesh, replica.member.committed
+    saves, view = replica.saves, replica.member.view
     if saves is None:
         return
     saves.boundary()
-    if mesh is None or view is None or not saves.stopping(view, step):
+    if replica.mesh is None or view is None or not saves.stopping(view, replica.member.committed):
         return
     over = lambda: replica.member.over(view.id)  # noqa: E731
-    try:
-        replica.enter(Phase.FINAL)
-        mesh.broadcast(Final(step))
-        mesh.collect(Final, step, 0, Phase.FINAL)
+
+    def settled(_: Act) -> None:
         replica.enter(Phase.IDLE)
         saves.settle_last(view.id, over)
+
+    try:
+        replica.enter(Phase.FINAL)
+        carry_out(replica, settle(seat_of(replica)), {"settle the end": settled})
         saves.await_stop(over)
     except ViewAbandoned as reason:
         replica.abandon(reason)

@@ -24,7 +24,7 @@ from outlast.core.protocol.step.todo import Exchange
 from outlast.core.protocol.step.verdict import StepEvidence, StepGuards, checked
 from outlast.core.protocol.types import Header
 
-__all__ = ["CheckCourse", "StepPort", "decide_step", "leave"]
+__all__ = ["CheckCourse", "StepPort", "decide_step", "leave", "settle"]
 
 CheckCourse = Callable[[Seat, StepGuards, Sequence[Header], StepEvidence], Course[Ruling | None]]
 
@@ -67,11 +67,17 @@ def decide_step(
     return headers, ruling
 
 
+def settle(seat: Seat) -> Course[None]:
+    """No step follows my newest one, here or for now: every member has committed it, and its save is settled."""
+    step = seat.member.committed
+    yield AskAll(step, {"final": step})
+    yield Act(what="settle the end")
+
+
 def leave(seat: Seat) -> Course[None]:
     """The closing barrier: every member has committed the last step, and what it leaves is saved."""
     yield Act(what="save the end")
-    yield AskAll(seat.member.committed, {"final": seat.member.committed})
-    yield Act(what="settle the end")
+    yield from settle(seat)
     with seat.lock:
         answers = seat.member.finished()
     yield Act(what="say how far")  # whoever hears that I am done knows of my last step
