@@ -61,6 +61,17 @@ def test_manifests_name_each_other(capsys: pytest.CaptureFixture[str], tmp_path:
     [
         (["slurm", "--nodes", "x", "train.py"], "nodes = 'x'"),
         (["slurm", "--nodes", "2", "--replicas", "9", "train.py"], "need more than 2 nodes with 1 slots"),
+        (["slurm", "--nodes", "0", "train.py"], "nodes = '0'"),
+        (["slurm", "--nodes", "3:2", "train.py"], "nodes = '3:2'"),
+        (["slurm", "--time", "tomorrow", "train.py"], "time = 'tomorrow'"),
+        (["slurm", "--options", "--exchnge shm", "train.py"], "No such option '--exchnge'. Did you mean '--exchange'?"),
+        (["slurm", "--options", "--guards all", "train.py"], "guards = 'all'"),
+        (["slurm", "--options", "--nproc-per-node 8", "train.py"], "is another launcher's"),
+        (["slurm", "--options", '--run-dir "x', "train.py"], "No closing quotation"),
+        (["slurm", "--options", "--replicas=3", "train.py"], "--replicas in --options"),
+        (["slurm", "--options", "--help", "train.py"], "--options '--help'"),
+        (["slurm", "--options", "other.py", "train.py"], "hold a script"),
+        (["kubernetes", "--image", "i", "--options", "-m x", "train.py"], "hold a script"),
         (["slurm", "train.py", "it's"], "a quote in"),
         (["slurm", "--tls-cert", "c", "train.py"], "tls_key and tls_ca are not given"),
         (["slurm", "--tls-cert", "it's", "--tls-key", "k", "--tls-ca", "a", "train.py"], "a quote in"),
@@ -73,6 +84,21 @@ def test_manifests_name_each_other(capsys: pytest.CaptureFixture[str], tmp_path:
 def test_what_cannot_be_written_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_script_is_looked_at_where_it_is_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["launch", "slurm", "train.py"]) == 0
+    assert capsys.readouterr().err == "outlast: train.py is not here; it must be where sbatch is called\n"
+    Path("train.py").write_text("x = (\n")
+    assert main(["launch", "slurm", "train.py"]) == 2
+    assert "train.py, line 1: '(' was never closed" in capsys.readouterr().err
+    for words in (["train.py"], ["-m", "train"]):
+        Path("train.py").write_text("x = 1\n")
+        assert main(["launch", "slurm", "--", *words]) == 0
+        assert capsys.readouterr().err == ""
 
 
 _STANDINS = {

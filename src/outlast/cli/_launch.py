@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +54,7 @@ def slurm(
     as_json: _Json = False,
 ) -> int:
     """Write a script for sbatch: a run on the job's nodes that goes on when one of them fails."""
+    _look_at(command)
     shape = _shape(command, nodes, slots, replicas, spares, options)
     tls = TlsFiles.of({"cert": tls_cert, "key": tls_key, "ca": tls_ca, "name": tls_name})
     job = EngineJob(
@@ -88,14 +90,22 @@ def kubernetes(
     return _tell(kubernetes_manifests(job, kind), out, as_json)
 
 
+def _look_at(command: list[str]) -> None:
+    """A script that Python could not begin is refused. One that is not here may be where the job will be."""
+    from outlast.cli._script_checks import checked_script
+
+    if Path(command[0]).is_file():
+        checked_script(command[0], None, [], usage="outlast launch slurm [options] SCRIPT [ARGS]")
+    elif command[0] != "-m":
+        print(f"outlast: {command[0]} is not here; it must be where sbatch is called", file=sys.stderr)
+
+
 def _shape(
     command: list[str], nodes: str, slots: int, replicas: int | None, spares: int, options: str
 ) -> dict[str, Any]:
     """What both engines are told alike."""
-    import shlex
-
     low, _, high = nodes.partition(":")
-    if not low.isdigit() or not (high or low).isdigit():
+    if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low):
         raise ConfigError(f"nodes = {nodes!r}", remedy="MIN or MIN:MAX, such as 3 or 2:4")
     least, most = int(low), int(high or low)
     number = replicas if replicas is not None else max(1, least * slots - spares)
@@ -104,8 +114,40 @@ def _shape(
             f"{number} replicas and {spares} spares need more than {most} nodes with {slots} slots",
             remedy="more nodes or slots, or fewer replicas",
         )
-    told = ("--replicas", str(number), "--spares", str(spares), *shlex.split(options))
+    told = ("--replicas", str(number), "--spares", str(spares), *_further(options, number))
     return {"nodes": (least, most), "slots": slots, "command": tuple(command), "options": told}
+
+
+_TOLD = ("replicas", "spares", "nnodes", "slots", "endpoint", "host", "secret_file", "probes", "json")
+
+
+def _further(text: str, replicas: int) -> list[str]:
+    """Options of `outlast run`, refused here where it would refuse them, and not when the job has waited for nodes."""
+    import shlex
+
+    import click
+
+    from outlast.cli import command_of
+    from outlast.config import RunConfig, resolve
+
+    try:
+        words = shlex.split(text)
+        found = command_of("run").make_context("outlast run", [*words, "SCRIPT"]).params
+    except (ValueError, click.ClickException, click.exceptions.Exit) as error:
+        what = error.format_message() if isinstance(error, click.ClickException) else str(error) or "asks for help"
+        raise ConfigError(f"--options {text!r}: {what}", remedy="outlast run --help lists them") from error
+    given = {name: value for name, value in found.items() if value not in (None, False, "", [])}
+    if given.pop("script", None) != "SCRIPT" or found["module"]:
+        raise ConfigError(f"--options {text!r} hold a script", remedy="the script is the last of the command")
+    for name in _TOLD:
+        if name in given:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} in --options", remedy="what is written says it: see outlast launch --help")
+    if "config" not in given:  # which may be where the job will be
+        known = {name for name in RunConfig.__struct_fields__ if not name.startswith("tls_")}  # which are refused below
+        settings = {name: value for name, value in given.items() if name in known}
+        resolve(cli=settings | {"replicas": replicas}, environ={})
+    return words
 
 
 def _tell(text: str, out: Path | None, as_json: bool) -> int:

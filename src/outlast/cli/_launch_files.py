@@ -18,6 +18,7 @@ from outlast.errors import ConfigError
 __all__ = ["GRACE_S", "EngineJob", "slurm_script"]
 
 GRACE_S = 60  # between an engine's notice and the end: a save, and an orderly leave
+_TIME = r"(\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE)?"
 _TRIES = 100  # times that a job queues itself again
 
 
@@ -46,6 +47,8 @@ class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 1 <= self.nodes[0] <= self.nodes[1]:
             raise ConfigError(f"{self.nodes[0]} to {self.nodes[1]} nodes", remedy="--nodes MIN or MIN:MAX")
+        if not re.fullmatch(_TIME, self.time):
+            raise ConfigError(f"time = {self.time!r}", remedy="MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES")
         for word in self.options:
             if word.startswith("--tls-"):
                 raise ConfigError(
