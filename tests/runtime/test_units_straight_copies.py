@@ -81,11 +81,12 @@ class Member:
         peers = {name: memory for name, memory in memories.items() if name != me}
         self.plane = SharedPlane(mesh, layout_of(), memories[me], peers, self.out, lambda *_: None, copies)
         self.place = MEMBERS.index(me)
+        self.nodes = NODES if peers else (((0, LEAVES),),)
 
     def begin(self, step: int) -> None:
         self.plane.begin(
             ExchangeTask(
-                step=step, nodes=NODES, slots=(1,), num_leaves=LEAVES, scale=1.0 / LEAVES, with_norms=True,
+                step=step, nodes=self.nodes, slots=(1,), num_leaves=LEAVES, scale=1.0 / LEAVES, with_norms=True,
                 on_scattered=lambda: None,
             )
         )  # fmt: skip
@@ -142,6 +143,24 @@ def test_slices_go_straight_once_all_pages_are_locked_and_by_a_thread_where_some
     assert [member.num_taken for member in members] == [[0, 0, 2, 4], [0, 0, 0, 0], [0, 0, 2, 4]]
     assert [(len(each.locked), each.num_asked) for each in pages] == [(3, 3), (0, 2), (3, 3)]
     assert [member.copies.refused for member in members] == [False, True, False]
+
+
+def test_who_is_alone_locks_no_pages() -> None:
+    """It reduces to where its outcome is read; what the others of a larger view had is released, one a step."""
+    pages, talks = Pages(), dict[str, Talk]()
+    talks["r0"] = Talk(View(id=ViewId(2, 1), members=("r0",)), talks, "r0")
+    memories = [Memory(layout_of(), LEAVES + 2) for _ in range(2)]
+    for bucket, flat in enumerate(memories[0].flats(1)):
+        flat.copy_(subtree(0, LEAVES, bucket, flat.numel()))
+    copies = Late(pages)
+    for _ in memories:
+        copies.begin(memories)
+    member = Member("r0", talks, {"r0": memories[0]}, copies)
+    for step, left in enumerate((1, 0, 0)):
+        member.begin(step)
+        member.plane.finish()
+        assert (len(pages.locked), pages.num_asked) == (left, 2)
+        assert all(torch.equal(out, right) for out, right in zip(member.out, expected(), strict=True))
 
 
 def abandon_at_the_second(member: Member) -> None:

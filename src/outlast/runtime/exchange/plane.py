@@ -160,7 +160,8 @@ class SharedPlane:
         order, step = self._order, self._now().step
         if self.onward is not None:
             self.enter(Phase.SCATTERED, 0)  # a wait, as the others' sums are: a driver may take long over large slots
-            self.onward.begin([self._memory(name) for name in self.members])
+            # who is alone reduces into `out`, and nobody reads its slots
+            self.onward.begin([self._memory(name) for name in self.members if len(self.members) > 1])
         try:
             while order.awaits is not None:
                 kind, phase = (SumsReady, Phase.SCATTERED) if order.awaits == "sums" else (Reduced, Phase.GATHERED)
