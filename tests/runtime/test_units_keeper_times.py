@@ -287,3 +287,33 @@ def test_where_the_last_save_fails_only_one_that_is_under_way_is_waited_for_as_l
         await office.close()
 
     played(scene)
+
+
+@pytest.mark.parametrize("message", [m.Stop(reason="terminated"), m.Leaving(member="r0.1")])
+def test_a_save_that_people_wait_for_is_asked_for_again_where_it_fails(tmp_path: Path, message: Any) -> None:
+    """They wait no longer for that, and who asked for a stop is asked for a last save again: the number is odd."""
+
+    async def scene() -> None:
+        office = Timed(tmp_path, RunConfig(stop_save_s=25.0))
+        office.begins("r0.1")
+        await until(lambda: office.keeper.archive)
+        gone = list[float]()
+        assert office.keeper.before(message, lambda _: gone.append(office.now_s()))
+        for step in (4, 5, 6):
+            await asyncio.sleep(2.0)
+            lost = SaveId(epoch=1, n=1, step=step)
+            office.keeper.received("r0.1", wire.SaveLost(member="r0.1", save=lost, writer=0, reason="no room"))
+        await asyncio.sleep(2.0)
+        asked = [(at_s, said.number) for at_s, said in office.told_s if isinstance(said, wire.SaveNow)]
+        assert [round(at_s, 1) for at_s, _ in asked] == [0.0, 2.5, 4.5, 6.5]
+        assert all(number % 2 for _, number in asked), "one replica is all of them"
+        assert gone == []
+        under_way = SaveId(epoch=1, n=1, step=7)
+        office.keeper.received("r0.1", wire.SaveLost(member="r0.1", save=lost, writer=0, reason="no room"))
+        office.keeper.received("r0.1", wire.SaveBegun(member="r0.1", save=under_way, writer=0, reason="stop"))
+        await asyncio.sleep(60.0)
+        assert len(office.asked()) == 4, "not while another is under way"
+        assert gone == [pytest.approx(25.0)]
+        await office.close()
+
+    played(scene)

@@ -17,6 +17,7 @@ from torch import nn
 from outlast.config import RunConfig
 from outlast.core.protocol import View, ViewId
 from outlast.core.protocol.saves.agreement import CANNOT
+from outlast.core.protocol.saves.commit import SaveId
 from outlast.errors import ViewAbandoned
 from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.settings.fault_points import Probe
@@ -164,3 +165,32 @@ def test_the_end_waits_for_the_last_save_and_leaves_with_the_view(made: Made) ->
     member.ended = 1
     with pytest.raises(ViewAbandoned):
         saves.settle_last(view.id, lambda: member.over(view.id))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_run_stops_with_a_save_on_all_members_or_on_none(
+    made: Made, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """A part may be refused, or fail, before it is looked whether the run stops: who went on alone would be waited for
+    by all who did not. Once the coordinator has given the save up, all go on, to take another."""
+    saves, member, said = made()
+    view = member.enters(1, "r0.1", "r1.1")
+    ready(saves, view, 4)
+    saves.told(wire.SaveNow(epoch=2, number=7, reason="stop"))
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise OSError("read-only")
+
+    if refused:
+        monkeypatch.setattr(saves.archive, "save", refuses)
+    saves.decided(view, 4, [7, 7])
+    saves.boundary()
+    assert kinds(said) == [wire.SaveLost if refused else wire.SaveBegun]
+    assert saves.stopping(view, 4)
+    member.ended = 1
+    with pytest.raises(ViewAbandoned):
+        saves.await_stop(view, 4, lambda: member.over(view.id))
+    member.ended = 0
+    saves.told(wire.SaveSettled(epoch=2, save=SaveId(epoch=12, n=1, step=4), generation=None))
+    saves.await_stop(view, 4, lambda: member.over(view.id))
+    assert saves.stopping(view, 4), "whoever hears that it came to nothing before it looks does as the others"

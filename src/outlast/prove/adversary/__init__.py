@@ -7,7 +7,8 @@ Must never import torch, look at a clock or draw from any randomness but the sch
 
 from outlast.prove.adversary._broken import BROKEN
 from outlast.prove.adversary._oracle import Violation
-from outlast.prove.adversary._scenario import Scenario, ScheduleFault, scenario_of
+from outlast.prove.adversary._scenario import Scenario, scenario_of
+from outlast.prove.adversary._schedule_faults import ScheduleFault
 from outlast.prove.adversary._search import ScheduleFinding, Tally, play, replayed, search, shrink
 
 __all__ = [

@@ -99,6 +99,27 @@ class SpareAsItIs(Variant):
         return super().form(seat, guards, replace(found, view=msgspec.structs.replace(found.view, saved=0)), facts)
 
 
+class StopOfItsOwn(Variant):
+    """A member whose part of the last save was refused at once begins the next step; the others wait for the stop."""
+
+    def stops(self, votes: SaveVotes, view: ViewId, step: int, under_way: bool) -> bool:
+        return under_way and super().stops(votes, view, step, under_way)
+
+
+class StopUnawaited(Variant):
+    """Members begin the next step once the last save is settled, and lose it when the stop comes."""
+
+    def awaits_stop(self, votes: SaveVotes, view: ViewId, step: int) -> bool:
+        return False
+
+
+class StopAwaitedInVain(Variant):
+    """Members wait for a stop whose save came to nothing, and can take no other."""
+
+    def awaits_stop(self, votes: SaveVotes, view: ViewId, step: int) -> bool:
+        return votes.stops(view, step)
+
+
 SAVES_BROKEN: dict[str, tuple[type[Variant], int]] = {
     "own-vote-counts": (OwnVoteCounts, 2000),
     "due-in-any-view": (DueInAnyView, 2000),
@@ -107,4 +128,6 @@ SAVES_BROKEN: dict[str, tuple[type[Variant], int]] = {
     "last-part-forgone": (LastPartForgone, 2000),
     "older-read": (OlderRead, 2000),
     "spare-as-it-is": (SpareAsItIs, 3000),
+    "stop-of-its-own": (StopOfItsOwn, 3000),
+    "stop-unawaited": (StopUnawaited, 3000),
 }

@@ -14,7 +14,7 @@ from outlast.prove.adversary._kernel import ProcessEnded, SimulatedProcess
 from outlast.prove.adversary._network import COORDINATOR
 from outlast.prove.adversary._record_faults import RecordFaults, RecordStage
 from outlast.prove.adversary._replica import SimulatedReplica
-from outlast.prove.adversary._scenario import ScheduleFault
+from outlast.prove.adversary._schedule_faults import ScheduleFault
 
 __all__ = ["Faults"]
 
@@ -35,6 +35,7 @@ class Faults:
         self.world, self._hosts, self._record = world, HostFaults(world), RecordFaults(world)
         self.touched: set[str] = set()
         self.everybody_touched = False
+        self.stop_asked = False  # of the run
         self.spoilt = 0  # replicas that computed something wrong
         self._points: dict[tuple[str, int], list[ScheduleFault]] = {}
         self._passed: dict[str, int] = {}
@@ -200,6 +201,13 @@ class Faults:
         """A stop waits for its save, or does no more; if another coordinator takes over, its own driver says so."""
         if (coordinator := self._coordinator()) is not None and not coordinator.paused:
             coordinator.handle(m.SaveAwaited(waits=bool(fault.who)))
+
+    def _stop_run(self, fault: ScheduleFault) -> None:
+        """Whoever asks for the run to stop asks each coordinator."""
+        self.stop_asked = True
+        for coordinator in self.world.coordinators:
+            if not coordinator.ended and coordinator.keeper is not None:
+                self.world.kernel.after(self.world.network.delay(), coordinator, coordinator.keeper.stop)
 
     def _agent_crash(self, fault: ScheduleFault) -> None:
         if (agent := self._agent(fault.who)) is not None:

@@ -13,7 +13,7 @@ from outlast.prove.adversary._hosts import SimulatedAgent
 from outlast.prove.adversary._kernel import SimulatedProcess
 from outlast.prove.adversary._network import COORDINATOR
 from outlast.prove.adversary._replica import SimulatedReplica
-from outlast.prove.adversary._scenario import ScheduleFault
+from outlast.prove.adversary._schedule_faults import ScheduleFault
 from outlast.prove.adversary._surroundings import Surroundings
 
 __all__ = ["HostFaults", "HostStage"]

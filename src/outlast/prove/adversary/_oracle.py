@@ -61,6 +61,8 @@ class Oracle:
         self._epochs: dict[str, int] = {}
         self._sizes: dict[tuple[int, int], int] = {}  # members of each view that was formed
         self._saves: dict[tuple[ViewId, int], tuple[str, bool]] = {}  # (view, step) -> (who, whether it saved it)
+        self._last: dict[ViewId, int] = {}  # of views that end with the save of this step
+        self._over: set[tuple[ViewId, int]] = set()  # such saves that nobody need wait for any longer
         self._stopped = False  # by members whose states differ, with good reason
         self._dropped: set[str] = set()  # whom a coordinator had given up when it wrote its record; for good
         self._given_up: set[str] = set()  # rightly told to start again, or let go; they may not have heard it yet
@@ -195,6 +197,22 @@ class Oracle:
         if saved != saves:
             first, second = (who, replica.name) if saved else (replica.name, who)
             self.violated("One save", f"{first} saves step {step} of view {view.id}, {second} does not")
+
+    def last_save(self, view: View, step: int) -> None:
+        """A member has saved what the run is to stop with."""
+        if (view.id, step) not in self._over:
+            self._last[view.id] = step
+
+    def no_last_save(self, view: ViewId, step: int) -> None:
+        """The coordinator has given a save up, or the time for it is up: the run need not stop with it."""
+        self._over.add((view, step))
+        if self._last.get(view) == step:
+            del self._last[view]
+
+    def begins(self, replica: Fellow, view: View, step: int) -> None:
+        """A member computes, or exchanges, what follows."""
+        if step >= self._last.get(view.id, step + 1):
+            self.violated("Last save", f"{replica.name} begins step {step} of view {view.id}, which stops before it")
 
     def published(self, generation: PublishedSave) -> None:
         """A generation is the whole state after a step that nothing can take back."""

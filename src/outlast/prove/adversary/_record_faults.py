@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from outlast.prove.adversary._hosts import CoordinatorProcess
 from outlast.prove.adversary._kernel import SimulatedProcess
 from outlast.prove.adversary._record_store import STORE, HostClock
-from outlast.prove.adversary._scenario import ScheduleFault
+from outlast.prove.adversary._schedule_faults import ScheduleFault
 from outlast.prove.adversary._surroundings import Surroundings
 from outlast.prove.adversary._turns import Turns
 

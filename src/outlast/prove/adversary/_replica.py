@@ -35,6 +35,7 @@ from outlast.prove.adversary._guards import MASK
 from outlast.prove.adversary._host_exchange import HostExchange, in_two_levels
 from outlast.prove.adversary._mesh import SimulatedMesh
 from outlast.prove.adversary._rounds import Acts, SimulatedRounds
+from outlast.prove.adversary._saves import SimulatedSaves
 from outlast.prove.adversary._script import go_on
 from outlast.prove.adversary._seat import SimulatedSeat
 
@@ -58,8 +59,13 @@ class SimulatedReplica(SimulatedSeat):
         if isinstance(todo, Compute | Exchange) and self.saves is not None and self._at_boundary != todo.step:
             self._at_boundary = todo.step
             assert self.mesh is not None
-            self.saves.boundary(self.mesh.view, member.committed)
+            view = self.mesh.view
+            self.saves.boundary(view, member.committed)
             self.world.point("took", self)
+            if self.saves.stopping(view, member.committed):
+                return self._begin_stop(self.saves, view)
+        if isinstance(todo, Compute | Exchange) and self.mesh is not None:
+            self.world.oracle.begins(self, self.mesh.view, todo.step)
         if isinstance(todo, Compute):
             self.occupy(self.world.scenario.compute_s, self._computed, todo.step, todo.microbatch)
         elif isinstance(todo, Exchange):
@@ -283,6 +289,17 @@ class SimulatedReplica(SimulatedSeat):
 
     def save_vote(self, step: int) -> int:
         return self.saves.vote(step) if self.saves is not None else 0
+
+    def _begin_stop(self, saves: SimulatedSaves, view: View) -> bool:
+        """The run stops with what was just saved."""
+        self._passed = False
+
+        def stopped(_: Any) -> bool:
+            self.in_view()
+            return saves.stopped(view, self.member.committed)
+
+        self._carry_out(self.world.variant.settle(self._seat), {"settle the end": self._settle_end}, stopped)
+        return True
 
     def _begin_leave(self) -> None:
         self._passed = False

@@ -22,12 +22,16 @@ __all__ = ["SaveWord", "SimulatedKeeper", "SimulatedSaves"]
 
 _SLOTS = 2  # saves in flight, of one member
 _FAILS = 0.05  # of a part's writes
+_REFUSED = 0.15  # at once, where a run is asked to stop
 _UNREADABLE = 0.1  # of a generation, for whoever has another state
 _END_S = 1.0  # from when the end first waits for a save, however slow disks and coordinators are
+_STOP_S = 3.0  # from when a stop is first asked for
+_AGAIN_S = 0.05  # until the save before it is asked for again
 
 
 class SaveWord(NamedTuple):
-    """What members and a coordinator say to each other of saves. `kind`: base, ask, began, done, lost or settled."""
+    """What members and a coordinator say to each other of saves. `kind`: base, ask, began, done, lost or settled.
+    `number`: an epoch; of a request; of the newest one that a save answers; 1 for one that was published."""
 
     kind: str
     save: cm.SaveId | None = None
@@ -47,6 +51,7 @@ class SimulatedSaves:
         self._share = (0, 0)  # (place, members) of the view that was entered
         self._view: ViewId | None = None
         self._reports: dict[cm.SaveId, cm.PartReport] = {}
+        self._answers: dict[cm.SaveId, int] = {}
         self._end_by_s = math.inf
 
     def resume(self, member: Member) -> None:
@@ -93,6 +98,23 @@ class SimulatedSaves:
         if committed:
             self._enter(view)
 
+    def stopping(self, view: View, committed: int) -> bool:
+        """Whether the run stops with what was just saved, so that no step is begun."""
+        if not self.owner.world.variant.stops(self.votes, view.id, committed, bool(self.promises)):
+            return False
+        self._end_by_s = math.inf
+        self.owner.world.oracle.last_save(view, committed)
+        return True
+
+    def stopped(self, view: View, committed: int) -> bool:
+        """Whether the stop is not waited for any longer: the save has come to nothing, or the time for it is up."""
+        if not self.owner.world.variant.awaits_stop(self.votes, view.id, committed):
+            return True
+        if self._has_time():
+            return False
+        self.owner.world.oracle.no_last_save(view.id, committed)
+        return True
+
     def _enter(self, view: View) -> None:
         if view.id != self._view:
             self._view, self._end_by_s = view.id, math.inf
@@ -125,11 +147,12 @@ class SimulatedSaves:
         assert self.base is not None
         self.votes.taken = (view.id, step)
         save = cm.SaveId(epoch=self.base + view.id.epoch, n=view.id.n, step=step, attempt=attempt)
-        if len(self.promises) >= _SLOTS:
+        stops = self.owner.world.scenario.stops
+        if len(self.promises) >= _SLOTS or (stops and self.owner.kernel.rng.random() < _REFUSED):
             self._lost(save)
             return
         place, members = self._share
-        self.promises[save] = SavePromise(save=save, view=view.id)
+        self.promises[save], self._answers[save] = SavePromise(save=save, view=view.id), self.votes.acted
         self._reports[save] = cm.PartReport(
             writer=place, name=str(members), bytes=1, digest=str(self.owner.state), schema="s"
         )
@@ -163,7 +186,10 @@ class SimulatedSaves:
     def _promise(self, promise: SavePromise) -> None:
         if self.owner.world.variant.promises(promise):
             promise.given = True
-            self.owner.say(SaveWord("done", promise.save, self._reports[promise.save]))
+            self.owner.say(self._word("done", promise.save))
+
+    def _word(self, kind: str, save: cm.SaveId) -> SaveWord:
+        return SaveWord(kind, save, self._reports[save], self._answers[save])
 
     def told(self, word: SaveWord) -> None:
         """The coordinator says something of saves."""
@@ -173,11 +199,13 @@ class SimulatedSaves:
             self.votes.request(word.number, "asked")
         elif word.save is not None:
             self.promises.pop(word.save, None)
+            if not word.number and self.base is not None:
+                self.votes.lost(ViewId(word.save.epoch - self.base, word.save.n), word.save.step)
 
     def repeat(self) -> list[SaveWord]:
         """What a coordinator that was out of reach may have missed."""
         kinds = {save: "done" if promise.given else "began" for save, promise in self.promises.items()}
-        return [SaveWord(kind, save, self._reports[save]) for save, kind in kinds.items()]
+        return [self._word(kind, save) for save, kind in kinds.items()]
 
 
 class SimulatedKeeper:
@@ -190,6 +218,8 @@ class SimulatedKeeper:
         self._early: list[tuple[str, SaveWord]] = []
         self._dead: set[cm.SaveId] = set()
         self._asked = speaker.epoch << 20
+        self._stop_asked = 0  # the first request of a run that is asked to stop, which is over once one as new is met
+        self._met: dict[cm.SaveId, int] = {}
 
     def look(self) -> None:
         """After every event: a view that is new here, as the record has it."""
@@ -202,14 +232,35 @@ class SimulatedKeeper:
         early, self._early = self._early, []
         for name, word in early:
             self.received(name, word)
-        if self.world.kernel.rng.random() < 0.3:
-            self._asked += 2
-            for member in view.members:
-                self._tell(member, SaveWord("ask", number=self._asked))
+        if self.world.kernel.rng.random() < 0.3 or self._stop_asked:
+            self._ask()
+
+    def _ask(self) -> None:
+        """An odd number: the run stops with it."""
+        self._asked = self._asked // 2 * 2 + (3 if self._stop_asked else 2)
+        view = self.speaker.machine.view
+        for member in view.members if view is not None else ():
+            self._tell(member, SaveWord("ask", number=self._asked))
 
     def greet(self, name: str) -> None:
         """A member said hello."""
         self._tell(name, SaveWord("base", number=0))
+        if self._stop_asked:
+            self._tell(name, SaveWord("ask", number=self._asked))
+
+    def stop(self) -> None:
+        """The run is asked to stop: with a save, or when its time is up."""
+        if not self._stop_asked:
+            self._stop_asked = self._asked // 2 * 2 + 3
+            self._ask()
+            self.process.kernel.after(_STOP_S, self.process, self._stop)
+
+    def _stop(self) -> None:
+        self.speaker.handle(m.Stop(reason="it was asked to", exit_code=143))
+
+    def _ask_again(self) -> None:
+        if not self.commit.pending:
+            self._ask()
 
     def received(self, name: str, word: SaveWord) -> None:
         """A member says something of its part."""
@@ -226,6 +277,7 @@ class SimulatedKeeper:
         elif word.kind == "began":
             self._answer(name, save, self._step(cm.WriterBegan(save=save, writer=report.writer)))
         else:
+            self._met[save] = max(self._met.get(save, 0), word.number)
             durable = self._step(cm.WriterDurable(save=save, report=report))
             self._answer(name, save, durable + self._step(cm.StepStable(step=save.step)))
 
@@ -257,8 +309,10 @@ class SimulatedKeeper:
             took_s = kernel.rng.choice((0.001, 0.05)) * (0.5 + kernel.rng.random())
             kernel.after(took_s, self.process, self._publish, action)
         elif isinstance(action, cm.Announce):
-            self._settle(action.save)
+            self._settle(action.save, published=1)
             self.process.kernel.after(0.0, self.process, self.speaker.handle, m.SavePublished(step=action.save.step))
+            if 0 < self._stop_asked <= self._met.get(action.save, 0):
+                self.process.kernel.after(0.0, self.process, self._stop)
         elif isinstance(action, cm.Abandon):
             self._abandon(action.save)
 
@@ -273,8 +327,11 @@ class SimulatedKeeper:
 
     def _abandon(self, save: cm.SaveId) -> None:
         self._dead.add(save)
+        self.world.oracle.no_last_save(ViewId(save.epoch, save.n), save.step)
         self._settle(save)
+        if self._stop_asked:
+            self.process.kernel.after(_AGAIN_S, self.process, self._ask_again)
 
-    def _settle(self, save: cm.SaveId) -> None:
+    def _settle(self, save: cm.SaveId, published: int = 0) -> None:
         for name in list(self.speaker.machine.roster.peers):
-            self._tell(name, SaveWord("settled", save))
+            self._tell(name, SaveWord("settled", save, number=published))

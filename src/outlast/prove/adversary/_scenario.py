@@ -1,7 +1,4 @@
-"""What a schedule is: a small fleet, a network, and a list of faults, all drawn from one seed.
-
-Faults are plain data, so a violating schedule can be shrunk by leaving them out, written down and replayed.
-"""
+"""What a schedule is: a small fleet, a network, and a list of faults, all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -13,31 +10,9 @@ import msgspec
 
 from outlast.core.policy import AdmissionPolicy, VacancyPolicy, most_rows_per_host
 from outlast.core.protocol import Settings
+from outlast.prove.adversary._schedule_faults import THEMES, ScheduleFault, any_fault, cut_off_whole
 
-__all__ = ["KINDS", "POINTS", "ScheduleFault", "Scenario", "scenario_of"]
-
-KINDS = (
-    "crash", "crash", "crash", "pause", "hang", "slow", "agent crash", "agent pause", "coordinator crash",
-    "coordinator crash", "coordinator pause", "coordinator replaced", "hang up", "hang up agent", "mesh break",
-    "no path", "cut off", "cut down", "cut up", "mesh stall", "feed break", "leave",
-)  # fmt: skip
-POINTS = (
-    "persist", "persist", "tell", "decide", "decide", "commit", "called", "handover", "scattered", "serve", "form",
-    "ready",
-)  # fmt: skip
-
-
-class ScheduleFault(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """`kind` happens to number `who` (and `other`) of those it can happen to, for `lasts` seconds; at second `at`, or
-    when point `point` is passed for the `nth` time (then, with `who` = -1, to the process that passes it)."""
-
-    kind: str
-    who: int = 0
-    other: int = 0
-    lasts: float = 0.0
-    at: float = 0.0
-    point: str = ""
-    nth: int = 0
+__all__ = ["Scenario", "scenario_of"]
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +50,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     num_seats: int = 1  # hosts that may coordinate then
     two_levels: bool = False  # of the exchange, where a view's members are on several hosts, and some on one
     speeds_s: float = 0.0  # how often members are found to be of other speeds; 0: never
+    stops: bool = False  # it is asked to stop, by a fault of that kind
 
     def admission(self) -> AdmissionPolicy:
         """Admits views under a robust rule: one member may lie, and as many rows are trimmed as the fullest of
@@ -105,8 +81,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 def scenario_of(seed: int) -> Scenario:
     """The schedule of a seed. One in six has a theme: faults that together lead where single ones seldom do."""
     rng = Random(seed)
-    theme = rng.choice(_THEMES) if rng.random() < 0.16 else None
-    long = theme is _cut_off_whole
+    theme = rng.choice(THEMES) if rng.random() < 0.16 else None
+    long = theme is cut_off_whole
     num_steps = rng.randint(14, 22) if long else rng.randint(3, 6)
     compute_s = 0.1 if long else rng.choice((0.002, 0.01, 0.02))
     mean_s = rng.choice((0.0005, 0.002, 0.006))
@@ -130,7 +106,7 @@ def scenario_of(seed: int) -> Scenario:
         snapshot_s=rng.choice((0.001, 0.02, 0.08)),
         lease_s=rng.choice((math.inf, math.inf, 0.4, 1.0)),
         grace_s=rng.choice((0.1, 0.3, 0.6)),
-        faults=(*faults, *(_fault(rng, span_s) for _ in range(num_faults)), *wrong),
+        faults=(*faults, *(any_fault(rng, span_s) for _ in range(num_faults)), *wrong),
         audit=1.0 if wrong else 0.0,
         guarded=guarded,
     )
@@ -235,7 +211,19 @@ def _with_saves(seed: int, full: Scenario) -> Scenario:
     if rng.random() < 0.5:
         at = 0.2 + 0.6 * rng.random()
         faults += [ScheduleFault(kind="crash", who=who, at=at + 0.02 * rng.random()) for who in range(8)]
-    return msgspec.structs.replace(full, faults=(*full.faults, *faults), save_every=rng.choice((1, 1, 2)))
+    every = rng.choice((1, 1, 2))
+    return _with_stop(seed, msgspec.structs.replace(full, faults=(*full.faults, *faults), save_every=every))
+
+
+def _with_stop(seed: int, full: Scenario) -> Scenario:
+    """Of four that keep checkpoints one is asked to stop, which it does with a save. Of its own seed."""
+    rng = Random(seed ^ 0x5709)
+    if rng.random() >= 0.25:
+        return full
+    stop = ScheduleFault(kind="stop run", at=0.05 + 0.5 * rng.random())
+    return msgspec.structs.replace(
+        full, faults=(*full.faults, stop), stops=True, num_steps=max(full.num_steps, rng.randint(8, 14))
+    )
 
 
 def _with_hosts(seed: int, full: Scenario, span_s: float) -> Scenario:
@@ -330,71 +318,4 @@ def _alarms(seed: int, full: Scenario, span_s: float) -> tuple[ScheduleFault, ..
     kinds = [rng.choice(("alarm", "alarm", "tested well", "tested badly")) for _ in range(rng.randint(0, 2))]
     return tuple(
         ScheduleFault(kind=kind, who=rng.randrange(8), at=0.05 + span_s * rng.random()) for kind in ("alarm", *kinds)
-    )
-
-
-def _cut_off_whole(rng: Random) -> tuple[ScheduleFault, ...]:
-    """The coordinator and the whole view do not reach each other for longer than any deadline; before or in it,
-    something makes the coordinator want a change."""
-    at = 0.4 + rng.random()
-    kind = rng.choice(("cut off", "cut down", "cut down", "cut up"))
-    cut = ScheduleFault(kind=kind, other=3, lasts=3.0 + 2.0 * rng.random(), at=at)
-    restart = ScheduleFault(kind="coordinator crash", lasts=0.05, at=at - 0.3 * rng.random())
-    death = ScheduleFault(kind=rng.choice(("crash", "leave")), who=rng.randrange(8), at=at - 0.15 + 0.3 * rng.random())
-    return rng.choice(((cut,), (restart, cut), (cut, death), (restart, cut, death), (restart, cut, death)))
-
-
-def _left_behind(rng: Random) -> tuple[ScheduleFault, ...]:
-    """A spare misses an outcome and is called into a view while the next step is half exchanged."""
-    nth = rng.randint(1, 14)
-    missed = ScheduleFault(kind="feed break", who=rng.randrange(4), point="commit", nth=nth)
-    late = ScheduleFault(
-        kind="mesh stall", who=rng.randrange(4), other=rng.randrange(1, 5), lasts=0.5, point="commit", nth=nth
-    )
-    death = ScheduleFault(kind="crash", who=-1, point="scattered", nth=nth + rng.randint(1, 5))
-    return rng.choice(((missed, death), (late, death), (missed, late, death)))
-
-
-def _torn(rng: Random) -> tuple[ScheduleFault, ...]:
-    """Several paths between members break at once."""
-    at = 0.1 + 0.3 * rng.random()
-    kind = rng.choice(("mesh break", "mesh break", "no path"))
-    pairs = [(rng.randrange(8), rng.randrange(1, 8)) for _ in range(rng.randint(2, 3))]
-    return tuple(ScheduleFault(kind=kind, who=who, other=other, lasts=0.3, at=at) for who, other in pairs)
-
-
-def _two_at_once(rng: Random) -> tuple[ScheduleFault, ...]:
-    """The second fault strikes inside the recovery from the first."""
-    first = ScheduleFault(
-        kind="crash", who=-1, point=rng.choice(("decide", "commit", "scattered")), nth=rng.randint(1, 8)
-    )
-    point = rng.choice(("called", "handover", "form", "persist", "tell"))
-    again = ScheduleFault(
-        kind=rng.choice(("crash", "pause")), who=-1, point=point, nth=rng.randint(2, 9), lasts=rng.random()
-    )
-    return first, again
-
-
-_THEMES = (_cut_off_whole, _left_behind, _left_behind, _torn, _two_at_once, _two_at_once)
-
-
-def _fault(rng: Random, span_s: float) -> ScheduleFault:
-    lasts = rng.choice((0.02, 0.1, 0.4, 1.2, 2.5)) * (0.5 + rng.random())
-    if rng.random() < 0.5:
-        return ScheduleFault(
-            kind=rng.choice(KINDS),
-            who=rng.randrange(8),
-            other=rng.randrange(1, 8),
-            lasts=lasts,
-            at=0.05 + span_s * rng.random() ** 0.7 * 1.3,
-        )
-    itself = rng.random() < 0.6
-    kind = rng.choice(("crash", "crash", "crash", "pause")) if itself else rng.choice(KINDS)
-    return ScheduleFault(
-        kind=kind,
-        who=-1 if itself else rng.randrange(8),
-        other=rng.randrange(1, 8),
-        lasts=lasts,
-        point=rng.choice(POINTS),
-        nth=rng.choice((1, 1, 2, 3, rng.randint(4, 12))),
     )

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from outlast.core.policy import Ruling
-from outlast.core.protocol import Coordinator, Exchange, HandOver, Header, Member, Settings, View
+from outlast.core.protocol import Coordinator, Exchange, HandOver, Header, Member, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.record_lease import AnswersDue, Storing, TurnWatch, storing
 from outlast.core.protocol.saves.agreement import SavePromise, SaveVotes
 from outlast.core.protocol.saves.commit import CommitAction, CommitEvent, CommitState, commit_step
 from outlast.core.protocol.step.catching_up import CatchingUp, JoinerPort
-from outlast.core.protocol.step.deciding import StepPort, decide_step, leave
+from outlast.core.protocol.step.deciding import StepPort, decide_step, leave, settle
 from outlast.core.protocol.step.effects import Course, Seat
 from outlast.core.protocol.step.exchange_order import ExchangeOrder, ExchangeStages
 from outlast.core.protocol.step.forming import RollFacts, form, hand_over
@@ -99,6 +99,18 @@ class Variant:
     def leave(self, seat: Seat) -> Course[None]:
         """The barrier after the last step."""
         return leave(seat)
+
+    def settle(self, seat: Seat) -> Course[None]:
+        """The barrier after the step that a run stops with."""
+        return settle(seat)
+
+    def stops(self, votes: SaveVotes, view: ViewId, step: int, under_way: bool) -> bool:
+        """Whether the run stops with the save just tried. `under_way`: this member has begun one that is not over."""
+        return votes.stops(view, step)
+
+    def awaits_stop(self, votes: SaveVotes, view: ViewId, step: int) -> bool:
+        """Whether it may still do so."""
+        return votes.awaits_stop(view, step)
 
     def joiner(self, member: Member, lock: AbstractContextManager[Any], port: JoinerPort, grace_s: float) -> CatchingUp:
         """What a joiner makes of what has arrived."""

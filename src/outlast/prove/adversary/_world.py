@@ -100,6 +100,8 @@ class World:
         self.note(f"{coordinator.name} starts with epoch {coordinator.epoch}")
         for name in self.agents_gone:
             coordinator.handle(m.AgentGone(agent=name, cause="exit"))
+        if self.faults.stop_asked and coordinator.keeper is not None:
+            coordinator.keeper.stop()
 
     def listening(self, client: Any) -> CoordinatorProcess | None:
         """Who accepts the next connection: the socket is inherited, so an old coordinator may."""

@@ -34,6 +34,7 @@ _OVERDUE_S, _OVERDUE = 900.0, 1.5  # or times what a writer may be silent: who i
 
 
 _REMEMBERED = 32
+_AGAIN_S = 0.5  # until a save that people wait for is asked for again
 _UNHELD_S = 0.1  # until it is seen again whether this coordinator's claim is confirmed
 
 
@@ -280,6 +281,8 @@ class SaveCommits:
             self.ask(f"the save of step {action.save.step} was lost with its view")
         elif self._own is not None:  # it was tried: another is not waited for as long
             self._loop.call_later(self._stop_save_s, self._tried, self._own)
+        elif self._after:
+            self._loop.call_later(_AGAIN_S, self._ask_again)
 
     def _settle(self, names: Iterable[str], save: cm.SaveId, generation: int | None, reason: str) -> None:
         self._tell(names, wire.SaveSettled(epoch=self._epoch, save=save, generation=generation, reason=reason))
@@ -291,6 +294,11 @@ class SaveCommits:
         self._asked = self._asked // 2 * 2 + (3 if self._stops or self._nobody_stays() else 2)
         self._reason = reason
         self._tell(self._everyone(), wire.SaveNow(epoch=self._epoch, number=self._asked, reason=reason))
+
+    def _ask_again(self) -> None:
+        """The save before a stop, or a departure, came to nothing, and there may be time for another."""
+        if self._after and not self._commit.pending:
+            self.ask(self._reason or "the save before it came to nothing")
 
     def _nobody_stays(self) -> bool:
         """Whether all who have the state were asked to leave and nobody comes: the run stops with its next save."""

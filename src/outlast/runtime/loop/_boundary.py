@@ -17,13 +17,13 @@ __all__ = ["boundary"]
 
 
 def boundary(replica: Replica) -> None:
-    """Take the save that is due. If the run stops with it, wait for the stop; that all have committed the step is
-    settled as at the end of the loop, for no later step will show it."""
-    saves, view = replica.saves, replica.member.view
+    """Take the save that is due. If the run stops with it, wait for the stop, or to hear that the save came to nothing;
+    that all have committed the step is settled as at the end of the loop, for no later step will show it."""
+    saves, view, step = replica.saves, replica.member.view, replica.member.committed
     if saves is None:
         return
     saves.boundary()
-    if replica.mesh is None or view is None or not saves.stopping(view, replica.member.committed):
+    if replica.mesh is None or view is None or not saves.stopping(view, step):
         return
     over = lambda: replica.member.over(view.id)  # noqa: E731
 
@@ -34,6 +34,6 @@ def boundary(replica: Replica) -> None:
     try:
         replica.enter(Phase.FINAL)
         carry_out(replica, settle(seat_of(replica)), {"settle the end": settled})
-        saves.await_stop(over)
+        saves.await_stop(view, step, over)
     except ViewAbandoned as reason:
         replica.abandon(reason)

@@ -213,6 +213,9 @@ class SaveFlights:
                 flight = self._flights.pop(message.save, None)
                 if message.generation is not None:
                     self._saved = max(self._saved, message.save.step)
+                elif self._base is not None:
+                    self._votes.lost(ViewId(message.save.epoch - self._base, message.save.n), message.save.step)
+                    os.eventfd_write(self._wake_fd, 1)
                 if flight is not None:
                     self._let_go(flight, message.generation)
 

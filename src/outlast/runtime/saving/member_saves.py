@@ -106,12 +106,13 @@ class Saves(SaveFlights):
         self._take(view, step, reason, attempt=attempt, wait=wait)
 
     def stopping(self, view: View, step: int) -> bool:
-        """Whether the save just taken is the last of a run that is asked to stop. The same on every member."""
-        return self._votes.stops(view.id, step) and bool(self._flights)
+        """Whether the save just tried is the last of a run that is asked to stop. The same on every member."""
+        return self._votes.stops(view.id, step)
 
-    def await_stop(self, over: Callable[[], bool]) -> None:
-        """The stop follows the save's publication, or the end of the time for it. Raises ViewAbandoned."""
-        self._await(lambda: False, over, self.env.config.stop_save_s)
+    def await_stop(self, view: View, step: int, over: Callable[[], bool]) -> None:
+        """The stop follows the save's publication, or the end of the time for it. Returns if the save has come to
+        nothing: another is asked for. Raises ViewAbandoned."""
+        self._await(lambda: not self._votes.awaits_stop(view.id, step), over, self.env.config.stop_save_s)
 
     def _keep_up(self, view: View, committed: int) -> None:
         """For `resume-check`, which compares each step: the loop waits, so that no save is passed over."""

@@ -36,6 +36,7 @@ class SaveVotes:
         self._reasons: dict[int, str] = {}
         self._due: tuple[ViewId, int, int] | None = None
         self._stop_at: tuple[ViewId, int] | None = None  # the save after which the run stops
+        self._lost: tuple[ViewId, int] | None = None  # the newest save that came to nothing
 
     @property
     def wished(self) -> bool:
@@ -76,8 +77,17 @@ class SaveVotes:
         return self.taken == (view, step)
 
     def stops(self, view: ViewId, step: int) -> bool:
-        """Whether the save just taken is the last of a run that is asked to stop. The same on every member."""
+        """Whether the save just tried is the last of a run that is asked to stop. The same on every member, whatever
+        has become of its own part already: who goes on alone would be waited for in vain."""
         return self._stop_at == (view, step) == self.taken
+
+    def lost(self, view: ViewId, step: int) -> None:
+        """The coordinator has given the save up. The run does not stop with it: another is asked for."""
+        self._lost = (view, step)
+
+    def awaits_stop(self, view: ViewId, step: int) -> bool:
+        """Whether the run may still stop with the save just tried, so that no step is begun."""
+        return self.stops(view, step) and self._lost != (view, step)
 
 
 @dataclass(slots=True, kw_only=True)

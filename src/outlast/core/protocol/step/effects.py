@@ -47,7 +47,7 @@ class TellFleet(msgspec.Struct, frozen=True):
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """Do this here, however long it takes. `forming.py` and `deciding.py` say what each is."""
+    """Do this here, however long it takes. `forming.py`, `deciding.py` and `verdict.py` say what each is."""
 
     what: Literal[
         "part", "drain", "begin", "read newer", "connect", "keep", "give", "take", "rest", "exchange", "audit",
