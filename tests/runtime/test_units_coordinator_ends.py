@@ -30,6 +30,13 @@ def events_of(run_dir: Path) -> list[Any]:
         return [entry.event for entry in journal.events()]
 
 
+def decide(run_dir: Path, lock_fd: int, outcome: Any, code: int, detail: str) -> None:
+    """What a coordinator puts into its record as it ends the run, before it writes the end."""
+    with Journal.open_writer(run_dir, lock_fd=os.dup(lock_fd)) as journal:
+        record = m.FleetRecord(outcome=outcome, exit_code=code, detail=detail)
+        assert journal.put(journal.claim("coordinator"), COORDINATOR_RECORD, msgspec.msgpack.encode(record))
+
+
 def test_a_coordinator_that_dies_as_it_starts_is_told_by_the_next(tmp_path: Path) -> None:
     """Of four that were struck one after the other, one was in the journal."""
     ends = CoordinatorEnds(tmp_path)
@@ -76,20 +83,35 @@ def test_a_run_whose_last_coordinator_died_has_an_end(tmp_path: Path, stopping: 
     assert status(events_of(tmp_path / "run")).state == outcome
 
 
-def test_an_end_that_is_written_or_decided_is_not_written_again(tmp_path: Path) -> None:
-    """By the coordinator; or on a full disk in its record alone."""
+def test_a_run_that_takes_too_long_to_stop_has_the_end_that_was_decided(tmp_path: Path) -> None:
+    """Its replicas still loaded, so its coordinator was killed while it waited for them; `why` then said that the
+    launcher had been killed, and its last line that the coordinator could not be kept alive."""
+
+    def waits(run: VirtualRun, child: Puppet, _: int) -> None:
+        decide(tmp_path / "run", child.passed("OUTLAST_LOCK_FD"), "stopped", 143, "terminated")
+        run.host.after(0.1, lambda: run.struck(signal.SIGTERM))
+
+    run = VirtualRun(tmp_path, waits)
+    assert run.goes() == 143
+    assert [child.sent for child in run.coordinators] == [[signal.SIGKILL]]
+    *_, finished, _ = events_of(tmp_path / "run")
+    assert (finished.outcome, finished.exit_code, finished.detail) == ("stopped", 143, "terminated")
+    assert status(events_of(tmp_path / "run")).state == "stopped"
+
+
+def test_an_end_is_written_once_and_as_it_was_decided(tmp_path: Path) -> None:
+    """It was decided, and written by the coordinator; or on a full disk it was in its record alone."""
     for name, decided in (("written", False), ("decided", True)):
         with Journal.create(tmp_path / name) as journal:
-            if decided:
-                epoch = journal.claim("coordinator")
-                record = m.FleetRecord(outcome="finished", exit_code=0)
-                journal.put(epoch, COORDINATOR_RECORD, msgspec.msgpack.encode(record))
-            else:
+            if not decided:
                 end = ev.RunFinished(at_s=1.0, outcome="finished", steps=3, detail="", exit_code=0, seconds={})
                 journal.append(end)
-        assert ended_code(tmp_path / name, 0) == 0
         lock = RunLock.take(tmp_path / name)
-        CoordinatorEnds(tmp_path / name).write_end(lock.fileno(), 9.0, 3, "")
+        if decided:
+            decide(tmp_path / name, lock.fileno(), "finished", 0, "")
+        assert ended_code(tmp_path / name, 0) == 0
+        CoordinatorEnds(tmp_path / name).write_end(lock.fileno(), 9.0, 0, "")
         os.fstat(lock.fileno())  # still ours
         lock.release()
-        assert [type(event) for event in events_of(tmp_path / name)] == ([] if decided else [ev.RunFinished])
+        [finished] = events_of(tmp_path / name)
+        assert (finished.at_s, finished.outcome, finished.exit_code) == (9.0 if decided else 1.0, "finished", 0)

@@ -210,15 +210,15 @@ def placement_answer(nodes: int, copies: int, losses: str, parity: str, group: i
         }
     found = {name: [float(survive(k)) for k in listed] for name, survive in kinds.items()}
     rows = tuple((name, *(f"{value:.6f}" for value in values)) for name, values in found.items())
-    lost = "machine" if size == 1 else f"group of {size}"
+    lost = "machines" if size == 1 else f"groups of {size}"
     table = Table(title="", columns=("placement", *(f"{k} lost" for k in listed)), rows=rows)
     figure = Figure(
         title=f"Odds that the state survives, {n:,} machines",
-        x_label=f"{lost}s lost",
+        x_label=f"{lost} lost",
         y_label="probability",
         series=tuple((name, list(zip(map(float, listed), values, strict=True))) for name, values in found.items()),
     )
-    title = f"State of {n:,} machines kept in peers' memory: odds that all of it survives, by {lost}s lost at once"
+    title = f"State of {n:,} machines kept in peers' memory: odds that all of it survives, by {lost} lost at once"
     notes = (
         "Counted exactly, for any number of machines. Mixed: groups of copies, the rest a ring (GEMINI, SOSP'23).",
         *(("Spread: copies lie in different groups.",) if size > 1 else ()),

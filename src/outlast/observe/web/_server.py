@@ -2,6 +2,7 @@
 
 Role: uvicorn behind a socket of our own, so that the port is known before the first request and a busy one is told in
 our words. Invariant: it binds to loopback only; to be reached from elsewhere is a proxy's or ssh's affair.
+What a crowd may hold is bounded by `_bounded_http.py`.
 """
 
 from __future__ import annotations
@@ -94,13 +95,16 @@ def _until_ended(pid: int) -> None:
 def _server(board: Board, allowed_hosts: Collection[str], wishes: Wishes | None) -> uvicorn.Server:
     import uvicorn
 
+    from outlast.observe.web._bounded_http import MOST_ASKED, MOST_UNASKED, BoundedHTTP
+
     config = uvicorn.Config(
         build_app(board, allowed_hosts=allowed_hosts, wishes=wishes),
         log_level="critical",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_GRACE_S,
-        timeout_keep_alive=15,
+        http=BoundedHTTP,
+        limit_concurrency=MOST_UNASKED + MOST_ASKED,
         h11_max_incomplete_event_size=16384,
         ws="none",
         lifespan="on",

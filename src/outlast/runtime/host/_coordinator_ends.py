@@ -74,14 +74,22 @@ class CoordinatorEnds:
 
     def write_end(self, lock_fd: int, at_s: float, code: int, stopped: str) -> None:
         """The run's end, if no coordinator has written it. `lock_fd`: the run's lock; `stopped`: by what it was asked
-        to stop; "": it was given up."""
+        to stop; "": it was given up. One that was decided and not written, for want of room or of time, is written as
+        it was decided."""
         with contextlib.suppress(OutlastError):
             with Journal.open_reader(self._run_dir) as journal:
-                over = _finished(journal) is not None or bool(_record(journal).outcome)
-            if not over:
-                self._write_end(os.dup(lock_fd), at_s, code, stopped)
+                written, record = _finished(journal), _record(journal)
+            if written is not None:
+                return
+            if record.outcome and record.exit_code == code:
+                outcome, detail = record.outcome, record.detail
+            elif stopped:
+                outcome, detail = "stopped", f"{stopped}; its coordinator had ended before it could end the run"
+            else:
+                outcome, detail = "failed", self._why()
+            self._write_end(os.dup(lock_fd), at_s, code, outcome, detail)
 
-    def _write_end(self, lock_fd: int, at_s: float, code: int, stopped: str) -> None:
+    def _write_end(self, lock_fd: int, at_s: float, code: int, outcome: Any, detail: str) -> None:
         from outlast.observe import StatusFold, accounting
 
         with Journal.open_writer(self._run_dir, lock_fd=lock_fd) as journal:
@@ -92,9 +100,9 @@ class CoordinatorEnds:
                 fold.take(event)
             end = ev.RunFinished(
                 at_s=at_s,
-                outcome="stopped" if stopped else "failed",
+                outcome=outcome,
                 steps=fold.status().step or 0,  # that the last coordinator had heard of
-                detail=f"{stopped}; its coordinator had ended before it could end the run" if stopped else self._why(),
+                detail=detail,
                 exit_code=code,
                 seconds={},
             )
