@@ -61,6 +61,8 @@ def calm(guards: Guards, num: int = 40) -> GuardState:
         (seen(norm=math.nan, culprits=(Culprit(replica="r1.1", microbatch=2),)), "replace", "likely"),
         (seen(norm=math.nan, num_members=1, culprits=(Culprit(replica="r0.1", microbatch=2),)), "skip_step", "likely"),
         (seen(differing=("r1.1",)), "replace", "certain"),
+        (seen(differing=("r1.2",), joined=("r1.2",)), "replace", "possible"),
+        (seen(differing=("r0.1",), joined=("r1.2",)), "replace", "certain"),
         (seen(differing=("r0.1", "r1.1"), majority=False), "stop", "possible"),
         (seen(differing=("r0.1", "r1.1"), majority=False, certified=40), "rewind", "possible"),
         (seen(loss=1e9), "apply", "certain"),

@@ -70,6 +70,8 @@ def test_a_script_that_never_joins_is_told_once() -> None:
     texts = [str(a.fields["text"]) for actions in told for a in actions if isinstance(a, m.JournalEntry)]
     assert len(texts) == 1
     assert texts[0].startswith("r0.1 has run for 30 s without outlast.join()")
+    assert "OutlastTrainer" in texts[0]
+    assert "OutlastStrategy" in texts[0]
 
 
 def test_a_slow_replica_of_a_script_that_joins_is_not_told_of() -> None:

@@ -172,3 +172,12 @@ def test_what_no_joiner_could_repeat_is_named_in_a_fleet(fleet: Callable[..., An
     assert run.finish() == 5, run.logs()
     assert NAMED[habit] in run.logs()
     assert run.results() == {}
+
+
+def test_what_only_the_writer_remembers_is_named_before_any_fault(fleet: Callable[..., Any]) -> None:
+    """Before, it was found at the first fault: who joined was unlike, or the survivors were, as by failing memory."""
+    run = fleet(script=(SCRIPT, "average_by_writer"), replicas=2, steps=STEPS)
+    assert run.finish() == 5, run.logs()
+    assert "[LOOP] replicas have made different things of 'ema', registered by state=, before step 1: r" in run.logs()
+    assert "not only where run.is_writer holds" in run.logs()
+    assert run.results() == {}

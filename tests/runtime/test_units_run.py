@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import outlast
 from outlast.core.protocol import Header, ViewId
 from outlast.errors import ConfigError, StepMisuse
 from outlast.runtime.host.launcher_words import add_hint
+from outlast.runtime.loop.run import Run
 from outlast.runtime.training.metrics import Metrics, reduced
 
 SAMPLES, BATCH = 22, 8
@@ -225,6 +227,16 @@ def test_where_this_process_is(training: Any) -> None:
     assert (run.rank, run.size) == (0, 1)
     assert run.host
     assert run.device.type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize("what", ["is_writer", "rank", "size"])
+def test_a_fleet_s_places_are_not_known_before_its_first_step(what: str) -> None:
+    """Each would have been told that it writes: as many logs, and runs of W&B, as replicas."""
+    config = SimpleNamespace(replicas=2, spares=0)
+    env: Any = SimpleNamespace(me="r1.1", place=0, coordinator=("127.0.0.1", 1), config=config, progress=None)
+    with pytest.raises(StepMisuse, match=f"run.{what} is not known before the first step") as caught:
+        getattr(Run(env), what)
+    assert "read it in the loop or after it" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,13 @@ def average(bench: Bench) -> None:
     bench.compared["average"] = lambda: digest(average.state_dict())
 
 
+def average_by_writer(bench: Bench) -> None:
+    """The same, updated by the one that writes, as rank 0 alone does it under DDP."""
+    average(bench)
+    update = bench.after
+    bench.after = lambda step: update(step) if bench.run.is_writer else None
+
+
 def teacher(bench: Bench) -> None:
     """An average that is updated before the inner loop, and used in it."""
     average = AveragedModel(bench.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
@@ -584,7 +591,7 @@ HABITS = {
         caching_dataset, clipped_by_hand, scheduler_twice, scaled, adversaries, in_turns, schedule_free,
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
         weighted_by_count, average_that_follows, measured, stopped_by_one, evaluates, streams,
-        streams_by_loader, drawn_between, drawn_from_ones_own, drawn_unregistered,
+        streams_by_loader, average_by_writer, drawn_between, drawn_from_ones_own, drawn_unregistered,
     )
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import outlast
-from outlast.errors import ConfigError, StepMisuse
+from outlast.errors import ConfigError, LoopUnrepeatable, StepMisuse
 
 BOTH = pytest.mark.parametrize("plain", [False, True], ids=["protected", "off"])
 
@@ -172,6 +172,30 @@ def test_a_scheduler_that_is_given_is_not_stepped_by_the_loop(
         case.train(**at(place, case, lambda: case.scheduler.step()))
     assert "leave scheduler.step() out" in caught.value.remedy
     Case(monkeypatch, plain, scheduler=make).train()
+
+
+@BOTH
+@pytest.mark.parametrize("way", ["thawed", "added"])
+def test_parameters_that_begin_to_train_are_refused_by_name(
+    way: str, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain loop would have added up its gradient from step to step, and ended well."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    model[0].requires_grad_(way != "thawed")
+
+    def optimizer(params: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters() if way == "thawed" else model[2].parameters(), lr=lr)
+
+    case = Case(monkeypatch, plain, model=model, optimizer=optimizer)
+
+    def after(step: Any) -> None:
+        if step.number == 1 and way == "thawed":
+            model[0].requires_grad_(True)
+        elif step.number == 1:
+            case.optimizer.add_param_group({"params": list(model[0].parameters())})
+
+    with pytest.raises(LoopUnrepeatable, match=r"0\.weight began to train in step 2"):
+        case.train(after=after)
 
 
 @BOTH

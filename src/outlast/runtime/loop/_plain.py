@@ -57,6 +57,7 @@ class PlainTraining:
         self.opening = state.extra[KEY] = Opening(samples.steps_per_epoch if samples.known_length else 0)
         self.followers: list[Callable[[], object]] = []
         self.begin = begin
+        self.loop = LoopState(state)
         shards = OwnSums() if any(map(is_shard, state.params)) else None
         self.watch = LoopWatch(state, samples.num_leaves, shards=shards)
         if shards is not None:
@@ -104,7 +105,7 @@ class PlainTraining:
         """Does what `Training.epochs` does."""
         size = self.steps_per_epoch
         steps = self.steps(positive("epochs", num) * size)
-        loop = Epochs(steps, size, lambda number: kept(LoopState(self.state), self.lines, number, size))
+        loop = Epochs(steps, size, lambda number: kept(self.loop, self.lines, number, size))
         self._epochs = weakref.ref(loop)
         return loop
 
@@ -205,6 +206,7 @@ class PlainStep:
                 self._inside = False
                 if not self._backwards:
                     raise missing_backward(self.number, leaf)
+        t.loop.check_trained(self.number)  # nobody would clear its gradient after a step
         self._restore()
         overflow = t.state.scaling.unscale(t.state.params)
         if t.clip_norm is not None:

@@ -343,7 +343,7 @@ class _Deciding:
                 state=replica.siblings.with_theirs(
                     comparison.told() if comparison is not None else replica.guards.agreement.fingerprint(step)
                 ),
-                settings=engine.loop.digest(engine.loop.settings),
+                settings=engine.loop.digest_of_all(compared=comparison is not None),
                 guard=replica.guards.note(step, replica.siblings.notes),
                 save=save,
                 audit=self.course.audit.evidence(found),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outlast.errors import ConfigError, LoopUnrepeatable
 from outlast.runtime.training.state import State, decoded_tree, encoded_tree
-from outlast.tensors import local
+from outlast.tensors import combine, fingerprint_named, local
 
 __all__ = ["FOUND", "Lived", "LoopState"]
 
@@ -42,6 +42,7 @@ class LoopState:
     def __init__(self, state: State) -> None:
         self.state = state
         self.step, self.settings = -1, b""  # of the step whose inner loop has begun
+        self.remembered: dict[str, int] = {}  # a fingerprint of each registered part, at some of these steps
         self.kept: Lived | None = None  # the newest copy that was fed to anybody
         self._modules = list(state.model.modules())
         self._known = {id(param) for param in state.params}
@@ -53,6 +54,7 @@ class LoopState:
         """The inner loop of this step begins (or goes on)."""
         if self.step != step:
             self.step, self.settings = step, self.read()
+            self.remembered = self._remembered() if step.bit_count() == 1 else {}
 
     def read(self) -> bytes:
         """The settings as they are now."""
@@ -82,6 +84,11 @@ class LoopState:
         """For headers."""
         return xxhash.xxh3_64_intdigest(settings)
 
+    def digest_of_all(self, *, compared: bool) -> int:
+        """For headers: the settings, and in steps 1, 2, 4, 8 … what is registered. `compared`: whole states are."""
+        whole = self.digest(self.settings)
+        return whole if compared else combine([whole, *self.remembered.values()])
+
     def named(self, settings: bytes) -> dict[str, str]:
         """Each setting by name, to say what differs."""
         optimizers, wanted, modes = msgspec.msgpack.decode(settings)
@@ -107,16 +114,20 @@ class LoopState:
                 did="the step was not committed",
                 remedy="change it between two steps: before or after `for batch in step`, never inside",
             )
+        self.check_trained(self.step)
+
+    def check_trained(self, step: int) -> None:
+        """Raises LoopUnrepeatable for a parameter that trains and did not when this was made."""
         for optimizer in self.state.optimizers:
             for g, group in enumerate(optimizer.param_groups):
                 for i, param in enumerate(group["params"]):
                     if param.requires_grad and id(param) not in self._known:
-                        raise self._untrained(param, f"parameter {i} of group {g}")
+                        raise self._untrained(param, f"parameter {i} of group {g}", step)
 
-    def _untrained(self, param: Tensor, place: str) -> LoopUnrepeatable:
+    def _untrained(self, param: Tensor, place: str, step: int) -> LoopUnrepeatable:
         names = {id(p): name for name, p in self.state.named().items()}
         return LoopUnrepeatable(
-            f"{names.get(id(param), place)} began to train in step {self.step}, and was not trained when protect() was "
+            f"{names.get(id(param), place)} began to train in step {step}, and was not trained when protect() was "
             "called: its gradients would be exchanged by nobody",
             did="the step was not committed",
             remedy="give the optimizer all that will ever train, requiring gradients, before protect() is called; then "
@@ -128,6 +139,14 @@ class LoopState:
         """The user's parts of the state, found schedulers among them."""
         extra = self.state.extra.items()
         return {key: part for key, part in extra if not key.startswith("outlast.") or key.startswith(FOUND)}
+
+    def _remembered(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for key, part in self.registered().items():
+            plain, tensors = encoded_tree({key: part.state_dict()})
+            rows = [(name, local(tensor)) for name, tensor in tensors.items()]
+            found[key] = combine([xxhash.xxh3_64_intdigest(plain), fingerprint_named(rows)])
+        return found
 
     def committed(self) -> None:
         """A step was applied: what is written to parameters from here on the loop wrote."""

@@ -109,10 +109,12 @@ class CloserLook(msgspec.Struct, frozen=True, tag="Found"):
 
 
 class SettingsSeen(msgspec.Struct, frozen=True, tag="Settings"):
-    """What my optimizers see beside gradients and state, where headers show that it is not the same on all."""
+    """What my optimizers see beside gradients and state, and fingerprints of registered parts by name, where headers
+    show that they are not the same on all."""
 
     step: int
     told: bytes
+    registered: dict[str, int] = {}
 
 
 class Final(msgspec.Struct, frozen=True, tag=True):

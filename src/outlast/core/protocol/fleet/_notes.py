@@ -71,7 +71,8 @@ def unjoined(c: FleetState, now_s: float, told: m.Unjoined) -> None:
     c.unjoined = True
     text = (
         f"{told.member} has run for {told.for_s:.0f} s without outlast.join(), which makes it part of this run. A "
-        "script that never calls it (a Trainer's, say) trains the whole job in every replica: stop it, and call "
+        "script that never calls it (a Trainer's, say) trains the whole job in every replica: stop it, and take "
+        "outlast.adapters.huggingface.OutlastTrainer, Lightning's Trainer(strategy=OutlastStrategy()), or "
         "outlast.join() and protect() in a loop of its own"
     )
     c.journal("notice", level="warning", text=text)
