@@ -38,7 +38,6 @@ KNOWING_MORE = {
     "prove/adversary/_exchange.py:Exchanging",
     "prove/adversary/_seat.py:SimulatedSeat",
     "prove/adversary/_world.py:World",
-    "runtime/coordinator/_save_commits.py:SaveCommits",
     "runtime/coordinator/server.py:Server",
     "runtime/exchange/c10d_plane.py:NetworkPlane",
     "runtime/exchange/robust_rows.py:Robust",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from outlast.core.protocol import Coordinator, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.roster import Peer
 from outlast.core.protocol.fleet.state import Change
-from outlast.core.protocol.saves.commit import Announce, PartReport, SaveId
+from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.journal import Journal
 from outlast.runtime.coordinator._saves import Keeper
 from outlast.runtime.settings.save_settings import SaveSettings
@@ -42,10 +42,14 @@ class Office:
         self.written: list[tuple[str, dict[str, Any]]] = []
         self.told: list[Any] = []
         self.handled: list[Any] = []
+        self.handle: Callable[[Any], None] = self.handled.append
         self.keeper = Keeper(
             self.journal, self.coordinator, run="mine", config=config or RunConfig(), write=self._write,
-            tell=self._tell, probe=lambda phase, step: None, now=lambda: 0.0, handle=self.handled.append,
+            tell=self._tell, probe=lambda phase, step: None, now=self.now_s, handle=lambda event: self.handle(event),
         )  # fmt: skip
+
+    def now_s(self) -> float:
+        return 0.0
 
     def _write(self, kind: str, **fields: Any) -> None:
         self.written.append((kind, fields))
@@ -107,7 +111,7 @@ def test_what_was_written_for_a_publication_that_failed_is_given_back(
     async def scene() -> None:
         office = Office(tmp_path)
         await office.installed(1, "r0.1")
-        archive = office.keeper.archive
+        archive = office.keeper.place.archive
         assert archive is not None
         engine = CheckpointEngine(str(office.place), run="mine")
         handle = engine.save(4, {"w": torch.ones(5000)}, view=(1, 1))
@@ -140,13 +144,16 @@ def test_who_may_have_been_followed_publishes_and_removes_nothing_until_the_clai
     async def scene() -> None:
         office = Office(tmp_path)
         await office.installed(1, "r0.1")
-        engine, archive, tidied = CheckpointEngine(str(office.place), run="mine"), office.keeper.archive, list[int]()
+        engine, tidied = CheckpointEngine(str(office.place), run="mine"), list[int]()
+        archive = office.keeper.place.archive
         assert archive is not None
         asked, publish = list[int](), archive.publish
 
         def spied(save: SaveId, reports: Any, *, certified: bool) -> int:
             asked.append(save.step)
-            return publish(save, reports, certified=certified)
+            number = publish(save, reports, certified=certified)
+            held[0] = save.step != 5
+            return number
 
         monkeypatch.setattr(archive, "publish", spied)
         monkeypatch.setattr(archive, "tidy", lambda generation, kept: tidied.append(generation))
@@ -159,10 +166,11 @@ def test_who_may_have_been_followed_publishes_and_removes_nothing_until_the_clai
         held[0] = True
         while not office.said("checkpoint_saved"):
             await asyncio.sleep(0)
+        engine.settle(handle.save, 0)
         assert (tidied, asked) == ([0], [4])
-        held[0] = False
-        office.keeper._announce(Announce(save=SaveId(epoch=1, n=1, step=5), generation=1))
-        assert (tidied, asked) == ([0], [4])
+        await published(office, engine, 5, asked=0)
+        assert not held[0], "it was in doubt by the time that the head was written"
+        assert (tidied, asked) == ([0], [4, 5])
         await office.close()
         engine.close()
 
@@ -198,7 +206,8 @@ def test_a_publication_that_waited_until_the_claim_was_in_doubt_is_made_only_whe
     async def scene() -> None:
         office = Office(tmp_path)
         await office.installed(1, "r0.1")
-        engine, archive, store = CheckpointEngine(str(office.place), run="mine"), office.keeper.archive, office.place
+        engine, store = CheckpointEngine(str(office.place), run="mine"), office.place
+        archive = office.keeper.place.archive
         assert archive is not None
 
         def begun(phase: Any, step: int) -> None:
@@ -207,8 +216,8 @@ def test_a_publication_that_waited_until_the_claim_was_in_doubt_is_made_only_whe
             tried.append(held[0])
 
         monkeypatch.setattr(archive, "_probe", begun)
-        timers = Timers(office.keeper._loop)
-        monkeypatch.setattr(office.keeper, "_loop", timers)
+        timers = Timers(asyncio.get_running_loop())
+        monkeypatch.setattr(office.keeper._commits, "_loop", timers)
         handle = engine.save(4, {"w": torch.ones(500)}, view=(1, 1))
         assert handle is not None
         office.keeper.received("r0.1", done(handle.save, handle.durable.result(20)))
@@ -305,7 +314,7 @@ def test_who_leaves_while_others_stay_or_come_stops_nothing(tmp_path: Path) -> N
         assert office.keeper.before(m.Leaving(member="r1.1"), lambda message: None)
         assert office.number() % 2 == 0
         office.coordinator.roster.mark("r1.2", "gone")
-        office.keeper.ask("due")
+        office.keeper.wanted("due")
         assert office.number() % 2 == 1, "nobody stays now, and nobody comes"
         await office.close()
 
@@ -373,7 +382,7 @@ def test_who_waits_for_lost_replicas_hears_that_a_stop_waits_for_its_save(tmp_pa
         office = Office(tmp_path)
         c, engine = office.coordinator, CheckpointEngine(str(office.place), run="mine")
         c.settings = dataclasses.replace(c.settings, vacancies=vacancies)
-        office.keeper._handle = lambda event: listens(office, event)
+        office.handle = lambda event: listens(office, event)
         await office.installed(1, "r0.1")
         c.roster.peers["r2.1"] = Peer(name="r2.1", agent="a0", status="spawning")
         c.roster.mark("r2.1", "fresh")
@@ -383,7 +392,7 @@ def test_who_waits_for_lost_replicas_hears_that_a_stop_waits_for_its_save(tmp_pa
         assert (office.handled, went) == (waits, [])
         await published(office, engine, 4, asked=office.number())
         assert (office.handled, went) == (waits + over, [m.Departing(members=("r0.1",))])
-        office.keeper._going.clear()
+        await office.installed(2, "r2.1")
         assert office.keeper.before(m.Stop(reason="terminated"), went.append)
         assert office.handled == waits + over + waits
         engine.close()
@@ -397,7 +406,7 @@ def test_who_is_to_leave_is_all_that_are_left_after_a_death(tmp_path: Path) -> N
         office = Office(tmp_path)
         c = office.coordinator
         c.settings = dataclasses.replace(c.settings, min_replicas=2)
-        office.keeper._handle = lambda event: listens(office, event)
+        office.handle = lambda event: listens(office, event)
         await office.installed(1, "r0.1", "r1.1")
         assert office.keeper.before(m.Leaving(member="r0.1"), lambda message: None)
         assert office.handled == []

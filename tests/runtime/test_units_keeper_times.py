@@ -31,14 +31,14 @@ class Timed(Office):
     """Its clock is the running loop's, from 0 on; the time of what it tells members is in `told_s`."""
 
     def __init__(self, base: Path, config: RunConfig | None = None, **settings: Any) -> None:
-        loop = asyncio.get_running_loop()
-        self.now_s: Callable[[], float] = lambda: loop.time() - jumping_loop.BEGAN_S
         self.told_s: list[tuple[float, Any]] = []
         super().__init__(base, config)
-        self.keeper._now = self.now_s
         known = msgspec.json.decode(self.coordinator.facts["checkpoints"], type=SaveSettings)
         changed = msgspec.json.encode(msgspec.structs.replace(known, **settings)).decode()
         self.coordinator.facts["checkpoints"] = changed
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time() - jumping_loop.BEGAN_S
 
     def _tell(self, names: Any, message: Any) -> None:
         super()._tell(names, message)
@@ -91,9 +91,9 @@ def test_a_store_that_refuses_is_tried_again_every_half_minute(tmp_path: Path, m
         office.begins("r0.1")
         for tried in (1, 2):
             await until(lambda tried=tried: len(office.said("checkpoint_failed")) == tried)
-            assert office.keeper.archive is None
+            assert office.keeper.place.archive is None
             await asyncio.sleep(30.0)
-        await until(lambda: office.keeper.archive)
+        await until(lambda: office.keeper.place.archive)
         assert office.said_s("checkpoint_failed") == [0.0, 30.0]
         assert [fields["cause"] for fields in office.said("checkpoint_failed")] == ["unreadable"] * 2
         await office.close()
@@ -119,7 +119,7 @@ def test_a_store_that_does_not_answer_is_told_of_and_taken_when_it_does(
         assert office.said_s("checkpoint_failed") == [40.0]
         assert "it has not answered for 40 s" in office.said("checkpoint_failed")[0]["reason"]
         answers.set()
-        await until(lambda: office.keeper.archive)
+        await until(lambda: office.keeper.place.archive)
         assert any(isinstance(said, wire.SaveBase) for said in office.told)
         await office.close()
 
@@ -130,7 +130,7 @@ def test_a_save_of_which_a_writer_is_never_heard_again_fails_and_its_view_saves_
     async def scene() -> None:
         office = Timed(tmp_path, timeout_s=40.0)
         office.begins("r0.1", "r1.1")
-        await until(lambda: office.keeper.archive)
+        await until(lambda: office.keeper.place.archive)
         office.keeper.received("r0.1", wire.SaveBegun(member="r0.1", save=SAVE, writer=0, reason="every step"))
         await asyncio.sleep(899.0)
         assert office.said("checkpoint_failed") == []
@@ -154,7 +154,7 @@ def test_when_to_save_follows_from_the_record_and_is_asked_for_again_while_nobod
         )  # fmt: skip
         office.keeper.heard(started)
         office.begins("r0.1", "r1.1")
-        await until(lambda: office.keeper.archive)
+        await until(lambda: office.keeper.place.archive)
         office.keeper.heard(ev.ViewFormed(at_s=0.0, epoch=1, n=1, step=0, roll_call_s=0.1))
         assert office.said("checkpoint_interval")[0]["interval_s"] == 10.0, "the first save measures what one costs"
         await asyncio.sleep(10.0)
@@ -186,7 +186,7 @@ def test_a_stop_that_waits_for_a_save_goes_on_when_its_time_is_up(tmp_path: Path
     async def scene() -> None:
         office = Timed(tmp_path, RunConfig(stop_save_s=25.0))
         office.begins("r0.1")
-        await until(lambda: office.keeper.archive)
+        await until(lambda: office.keeper.place.archive)
         gone = list[tuple[float, Any]]()
         assert office.keeper.before(message, lambda said: gone.append((office.now_s(), said)))
         assert len(office.asked()) == 1
@@ -249,15 +249,15 @@ def test_a_stop_that_nobody_asked_for_waits_for_its_save_as_long_as_saves_take(
     async def scene() -> None:
         office = Timed(tmp_path, RunConfig(stop_save_s=25.0))
         office.begins("r0.1")
-        await until(lambda: office.keeper.archive)
+        await until(lambda: office.keeper.place.archive)
         went = list[tuple[float, str]]()
-        office.keeper._handle = lambda message: went.append((office.now_s(), message.reason))
+        office.handle = lambda message: went.append((office.now_s(), message.reason))
         for event in [*slow(step_s, durable_s), too_few()]:
             office.keeper.heard(event)
         await asyncio.sleep(1000.0)
         assert went == [(pytest.approx(ends_s), "too few replicas: too few")]
         began_s = office.now_s()
-        office.keeper.before(m.Stop(reason="terminated"), office.keeper._handle)
+        office.keeper.before(m.Stop(reason="terminated"), office.handle)
         await asyncio.sleep(1000.0)
         assert went[1:] == [(pytest.approx(began_s + 25.0), "terminated")]
         await office.close()
@@ -272,9 +272,9 @@ def test_where_the_last_save_fails_only_one_that_is_under_way_is_waited_for_as_l
     async def scene() -> None:
         office = Timed(tmp_path, RunConfig(stop_save_s=25.0))
         office.begins("r0.1")
-        await until(lambda: office.keeper.archive)
+        await until(lambda: office.keeper.place.archive)
         went = list[float]()
-        office.keeper._handle = lambda message: went.append(office.now_s())
+        office.handle = lambda message: went.append(office.now_s())
         for event in [*slow(15.0, 0.0), too_few()]:
             office.keeper.heard(event)
         await asyncio.sleep(60.0)

@@ -327,7 +327,7 @@ def test_a_run_whose_last_steps_are_in_no_checkpoint_ends_alike_for_all(tmp_path
         office = Office(tmp_path)
         office.forms()
         if kept:
-            office.server.keeper.settings = SaveSettings(
+            office.server.keeper.place.settings = SaveSettings(
                 target="/c", every=1, keep_last=9, keep_every=0, drain_to="", num_slots=2, min_s=1.0
             )
         view = office.server.coordinator.view
