@@ -59,11 +59,7 @@ class HeldBack:
         c, leavers = self._coordinator, self._leavers
         if c.over or c.ending is not None or c.view is None or not c.roster.alive(c.view.members):
             return False
-        who = "the run was asked to stop"
-        if isinstance(message, m.Leaving):
-            who = f"{message.member} was asked to leave"
-            leavers.going.add(message.member)
-        leavers.stops = leavers.stops or isinstance(message, m.Stop)
+        who = leavers.asked(message)
         if c.change is not None and not (leavers.stops or leavers.nobody_stays):
             return False  # a view is being made in any case, and others have the state
         self._requests.ask_now(who)

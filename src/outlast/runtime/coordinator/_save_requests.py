@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from outlast.core.protocol import Coordinator
+from outlast.core.protocol import messages as m
 from outlast.runtime.coordinator._save_place import SavePlace
 from outlast.runtime.transport import save_messages as wire
 
@@ -16,25 +17,32 @@ __all__ = ["Leavers", "SaveRequests"]
 
 
 class Leavers:
-    """Knows who was asked to leave, and whether the run ends with that. `stops`: the run itself was asked to stop;
-    `going`: members that were asked to leave."""
+    """Knows who was asked to leave, and whether the run ends with that. `stops`: the run itself was asked to."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self.stops = False
-        self.going: set[str] = set()
+        self._going: set[str] = set()
+
+    def asked(self, message: m.Stop | m.Leaving) -> str:
+        """Somebody, or the run, is asked to leave. Return who, in words."""
+        if isinstance(message, m.Leaving):
+            self._going.add(message.member)
+            return f"{message.member} was asked to leave"
+        self.stops = True
+        return "the run was asked to stop"
 
     @property
     def all_go(self) -> bool:
         """Whether all who have the state were asked to leave."""
         view = self._coordinator.view
-        return view is not None and self.going.issuperset(self._coordinator.roster.alive(view.members))
+        return view is not None and self._going.issuperset(self._coordinator.roster.alive(view.members))
 
     @property
     def nobody_stays(self) -> bool:
         """Whether all who have the state were asked to leave and nobody comes: the run stops with its next save."""
         coming = self._coordinator.roster.having("spawning", "fresh", "joining", "ready")
-        return self.all_go and self.going.issuperset(coming)
+        return self.all_go and self._going.issuperset(coming)
 
 
 class SaveRequests:
