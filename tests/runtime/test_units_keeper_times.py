@@ -296,7 +296,7 @@ def test_a_save_that_people_wait_for_is_asked_for_again_where_it_fails(tmp_path:
     async def scene() -> None:
         office = Timed(tmp_path, RunConfig(stop_save_s=25.0))
         office.begins("r0.1")
-        await until(lambda: office.keeper.archive)
+        await until(lambda: office.keeper.place.archive)
         gone = list[float]()
         assert office.keeper.before(message, lambda _: gone.append(office.now_s()))
         for step in (4, 5, 6):

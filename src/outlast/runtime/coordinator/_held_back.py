@@ -21,6 +21,8 @@ from outlast.runtime.transport import save_messages as wire
 
 __all__ = ["HeldBack"]
 
+_AGAIN_S = 0.5  # until a save that people wait for is asked for again
+
 
 class HeldBack:
     """Holds each stop and departure back until its save is published, or its time is up. `limit_s`: how long that may
@@ -140,6 +142,13 @@ class HeldBack:
             self._requests.ask(f"the save of step {step} was lost with its view")
         elif self._own is not None:  # it was tried: another is not waited for as long
             self._loop.call_later(self._stop_save_s, self._tried, self._own)
+        elif self._after:
+            self._loop.call_later(_AGAIN_S, self._ask_again)
+
+    def _ask_again(self) -> None:
+        """The save that people wait for came to nothing, and there may be time for another."""
+        if self._after and not self._under_way():
+            self._requests.ask(self._requests.reason or "the save before it came to nothing")
 
     def _hold(self, *messages: m.Stop | m.Leaving) -> None:
         """They go on when the newest request is met."""
