@@ -40,7 +40,7 @@ CAUGHT = {
     "silence-is-death": 170, "silent-lease-over": 170, "silent-hosts-used": 1656, "silent-awaited": 291,
     "hosts-not-recalled": 291, "first-serving-kept": 8833, "begun-from-nothing": 171, "gaps-skipped": 35,
     "idle-unawaited": 436, "output-reused": 335, "share-kept": 242, "shares-lost-in-differences": 220,
-    "answers-by-clock": 146, "late-writes-done": 194,
+    "answers-by-clock": 146, "late-writes-done": 194, "held-states-unseen": 2344,
     "stop-of-its-own": 126, "stop-unawaited": 126,
 }  # fmt: skip
 """Where the first catch was last seen, to be looked at first. Any schedule below the limit will do."""
@@ -128,6 +128,14 @@ def test_hosts_are_struck_whole_and_silence_is_all_that_is_heard_of_it() -> None
     assert sum("hears HostSilent(agent='a0'" in text for text in said) == 1
     assert not any("AgentGone" in text for text in said)
     assert any("hears AgentHello(agent='b" in text for text in said)
+
+
+def test_states_flip_while_others_are_waited_for() -> None:
+    """Of every run that waits some do, at the moment at which a member begins to."""
+    waits = [scenario_of(seed) for seed in range(1500) if scenario_of(seed).on_vacancy in ("wait", "auto")]
+    flipped = [full for full in waits if any(f.kind == "state flip" and f.point == "held" for f in full.faults)]
+    assert len(flipped) > 10
+    assert all(full.guarded for full in flipped)
 
 
 def test_a_coordinator_that_lost_the_record_lives_on_and_does_no_harm() -> None:

@@ -218,6 +218,25 @@ def test_states_are_compared_whole_in_the_first_step_of_a_view(
 
 @pytest.mark.campaign
 @pytest.mark.timeout(300)
+def test_who_waits_with_a_flipped_bit_is_found_before_it_feeds_a_replacement(
+    guarded: Callable[..., Guarded], alone: Callable[..., dict[str, Any]]
+) -> None:
+    """As above, but the survivors wait. No replacement is in a view with the one whose bit changed."""
+    flip = Flip(replica="r1.1", target="moment", step=4, parameter="last.weight", element=7, bit=12)
+    death = Fault(replica="r3.1", phase="reduce", step=4, action="SIGKILL")
+    guards = {"agreement": 500}
+    run = guarded(replicas=4, flips=[flip], faults=[death], guards=guards, keep={"on_vacancy": "wait"})
+    assert run.agreed({"r0.1", "r1.2", "r2.1", "r3.2"})["hashes"] == alone(guards=guards)["hashes"]
+    (verdict,) = run.verdicts
+    assert (verdict.action, verdict.replica, verdict.step) == ("replace", "r1.1", 4), run.logs
+    assert "last.weight" in verdict.evidence
+    views = [set(e.members) for e in run.events if isinstance(e, ev.ViewInstalled)]
+    assert views[1] == {"r0.1", "r1.1", "r2.1"}
+    assert not any("r1.1" in members for members in views[2:])
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
 def test_a_device_that_does_it_again_is_quarantined(guarded: Callable[..., Guarded]) -> None:
     """The bit is stuck: the replica that is started in its place has it too, and no third one is started."""
     flip = Flip(replica="r1", target="parameter", step=3, parameter="last.weight", element=7, bit=12, persistent=True)

@@ -12,7 +12,8 @@ from torch import nn
 from outlast.core.protocol import RollEntry, ViewId
 from outlast.core.protocol.step.verdict import first_difference, same_states
 from outlast.errors import ConfigError
-from outlast.runtime.checks.state_comparison import Comparison
+from outlast.runtime.checks.state_comparison import Comparison, fingerprint_of, settled
+from outlast.runtime.exchange.robust_rows import MEMORY
 from outlast.runtime.training.frozen import Frozen, raw
 from outlast.runtime.training.state import State, digest_of, empty_like_encoded
 from outlast.runtime.training.warm_memory import Warm
@@ -98,6 +99,29 @@ def test_a_joiner_becomes_the_donor_and_goes_on_alike(steps: int) -> None:
         each.train(3, 77)
     assert joiner.state.fingerprint() == donor.state.fingerprint()
     assert joiner.rate.get_last_lr() == donor.rate.get_last_lr()
+
+
+def test_who_waits_compares_what_no_loop_changes() -> None:
+    """The loop of one may have gone further than another's, between two steps."""
+
+    def told(change: Any = lambda parts: None) -> int:
+        parts = Parts(1)
+        parts.train(2, 0)
+        with torch.no_grad():
+            change(parts)
+        return fingerprint_of(settled(tuple(parts.state.parts())))
+
+    memory = Extra()
+    memory.value = {"momentum": [torch.ones(3)]}
+    base = told()
+    assert base != 0
+    assert told(lambda p: p.model[2].weight[0, 0].add_(1)) != base
+    assert told(lambda p: p.model[1].running_mean[1].add_(1)) != base
+    assert told(lambda p: p.adam.state[p.model[0].weight]["exp_avg"][0].add_(1)) != base
+    assert told(lambda p: p.state.extra.update({MEMORY: memory})) != base
+    assert told(lambda p: p.extra.value["ema"].add_(1)) == base
+    assert told(lambda p: p.adam.param_groups[0].update(lr=0.2)) == base
+    assert fingerprint_of(()) == 0, "where it cannot be told"
 
 
 def test_a_joiner_with_more_state_forgets_it() -> None:

@@ -1,9 +1,14 @@
-"""Waiting for replacements as it must not be: variants in which not all members of a held view wait."""
+"""Waiting for replacements as it must not be: not all members of a held view wait, or nobody compares them."""
 
 from __future__ import annotations
 
-from outlast.core.protocol import Member
+from collections.abc import Callable
+
+from outlast.core.protocol import Member, Order, View
+from outlast.core.protocol.step.effects import Course, Seat
 from outlast.core.protocol.step.todo import Todo
+from outlast.core.protocol.step.verdict import StepEvidence
+from outlast.prove.adversary._guards import SimulatedGuards
 from outlast.prove.adversary._variants import Variant, WithMember
 
 __all__ = ["VACANCIES_BROKEN"]
@@ -22,4 +27,21 @@ class FirstWaitsForNobody(WithMember):
     wrong = _Restless
 
 
-VACANCIES_BROKEN: dict[str, tuple[type[Variant], int]] = {"first-waits-for-nobody": (FirstWaitsForNobody, 2000)}
+class HeldStatesUnseen(Variant):
+    """Whoever joins while others wait is fed and let in, and nobody compares the states of those that do."""
+
+    def take_orders(
+        self,
+        seat: Seat,
+        guards: SimulatedGuards,
+        found: StepEvidence,
+        state: Callable[[], int],
+        carry_out: Callable[[Order, View], None],
+    ) -> Course[None]:
+        return super().take_orders(seat, guards, found, lambda: 0, carry_out)
+
+
+VACANCIES_BROKEN: dict[str, tuple[type[Variant], int]] = {
+    "first-waits-for-nobody": (FirstWaitsForNobody, 2000),
+    "held-states-unseen": (HeldStatesUnseen, 20000),
+}

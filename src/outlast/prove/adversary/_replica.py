@@ -26,7 +26,7 @@ from outlast.core.protocol import (
 )
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.step.effects import Act, Course
-from outlast.core.protocol.step.forming import RollFacts, take_orders
+from outlast.core.protocol.step.forming import RollFacts
 from outlast.core.protocol.step.verdict import StateDifference, StepEvidence
 from outlast.errors import StateDiverged
 from outlast.prove.adversary import _algebra as algebra
@@ -77,8 +77,7 @@ class SimulatedReplica(SimulatedSeat):
         elif isinstance(todo, Leave):
             self._begin_leave()
         elif isinstance(todo, Wait) and todo.why == "held back" and member.view is not None:
-            course = take_orders(self._seat, member.view, self.donor.carry_out)
-            self._carry_out(course, {"rest": self._rest}, lambda _: True)
+            self._begin_turn(member.view)
         else:
             if self.mesh is not None and member.over(self.mesh.view.id):
                 self.close_view()
@@ -99,8 +98,16 @@ class SimulatedReplica(SimulatedSeat):
 
         self._doing = go
 
+    def _begin_turn(self, view: View) -> None:
+        found = StepEvidence(view=view, parts=self._parts, diverged=_diverged, entries=self._roll)
+        variant, seat, state = self.world.variant, self._seat, lambda: self.state & MASK
+        course = variant.take_orders(seat, self.guards, found, state, self.donor.carry_out)
+        self._carry_out(course, {"rest": self._rest}, lambda _: True)
+        self.world.point("held", self)
+
     def _rest(self, _: Act) -> bool:
         self.in_view()
+        self._forgive()
         return self.member.heard != self.member.carried_out
 
     # --- a new view ----------------------------------------------------------------------------------------------
@@ -218,9 +225,13 @@ class SimulatedReplica(SimulatedSeat):
         for left, right, node in self.member.computed(microbatch):
             self.sums[node] = algebra.add(self.audit.taken(left), self.audit.taken(right))
 
-    def state_told(self) -> tuple[int, int]:
-        if len(self._roll) == 1 and self.state in self.world.spoilt_states:  # nobody is there who could see it
+    def _forgive(self) -> None:
+        """What befell my state counts for nothing where nobody is there who could see it."""
+        if len(self._roll) == 1 and self.state in self.world.spoilt_states:
             self.state = algebra.chain(self.member.committed, self.member.num_microbatches, self.member.num_rows)
+
+    def state_told(self) -> tuple[int, int]:
+        self._forgive()
         self.guards.told = self.state & MASK
         if not self._compared:
             return -1, self.guards.told

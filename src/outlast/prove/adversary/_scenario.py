@@ -129,11 +129,10 @@ def _with_speeds(seed: int, full: Scenario, span_s: float) -> Scenario:
 
 
 def _with_vacancies(seed: int, full: Scenario, span_s: float) -> Scenario:
-    """In one of six lost replicas are waited for, for a short while or a long one, or the run stops for them; but no
-    state flips meanwhile, which who joins would be given before anybody compares it. In some a stop or a departure
-    waits for its save meanwhile, and in some no more. Of its own seed."""
+    """In one of six lost replicas are waited for, for a short while or a long one, or the run stops for them. In some a
+    stop or a departure waits for its save meanwhile, and in some no more. Of its own seed."""
     rng = Random(seed ^ 0x7AD0E8)
-    if rng.random() >= 1 / 6 or any(fault.kind == "state flip" for fault in full.faults):
+    if rng.random() >= 1 / 6:
         return full
     kind = rng.choice(("wait", "wait", "auto", "auto", "shrink", "stop"))
     least = rng.choice((1, 1, 2, full.num_replicas))
@@ -142,13 +141,34 @@ def _with_vacancies(seed: int, full: Scenario, span_s: float) -> Scenario:
         ScheduleFault(kind="save awaited", who=draw.randrange(2), at=0.05 + span_s * draw.random())
         for _ in range(draw.choice((0, 0, 1, 3)))
     )
-    return msgspec.structs.replace(
+    waiting = msgspec.structs.replace(
         full,
         faults=(*full.faults, *awaited),
         on_vacancy=kind,
         min_replicas=min(least if kind != "shrink" else 2, full.num_replicas),
         vacancy_wait_s=rng.choice((0.05, 0.3, 1.0, 5.0)),
         price=rng.choice((0.0, 0.0, 0.7, 2.0)) if full.save_every else 0.0,
+    )
+    return _with_flips(seed, waiting, span_s) if kind in ("wait", "auto") else waiting
+
+
+def _with_flips(seed: int, full: Scenario, span_s: float) -> Scenario:
+    """In one of six of those that wait the state of one flips meanwhile, and states are compared in every step. Of its
+    own seed."""
+    rng = Random(seed ^ 0xF11B5)
+    if rng.random() >= 1 / 6 or full.num_rows > 1:
+        return full
+    lost = ScheduleFault(kind="crash", who=rng.randrange(8), at=0.05 + span_s * rng.random())
+    flips = [
+        ScheduleFault(kind="state flip", who=rng.randrange(8), point="held", nth=rng.randint(1, 6))
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
+    return msgspec.structs.replace(
+        full,
+        faults=(*full.faults[: rng.choice((0, 0, 1, 3))], lost, *flips),
+        num_replicas=max(full.num_replicas, rng.choice((3, 4))),
+        num_spares=0,
+        guarded=True,
     )
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from outlast.core.policy import Ruling
-from outlast.core.protocol import Coordinator, Exchange, HandOver, Header, Member, Settings, View, ViewId
+from outlast.core.protocol import Coordinator, Exchange, HandOver, Header, Member, Order, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.record_lease import AnswersDue, Storing, TurnWatch, storing
 from outlast.core.protocol.saves.agreement import SavePromise, SaveVotes
@@ -16,7 +16,7 @@ from outlast.core.protocol.step.catching_up import CatchingUp, JoinerPort
 from outlast.core.protocol.step.deciding import StepPort, decide_step, leave, settle
 from outlast.core.protocol.step.effects import Course, Seat
 from outlast.core.protocol.step.exchange_order import ExchangeOrder, ExchangeStages
-from outlast.core.protocol.step.forming import RollFacts, form, hand_over
+from outlast.core.protocol.step.forming import RollFacts, form, hand_over, take_orders
 from outlast.core.protocol.step.host_order import HostOrder, HostStages
 from outlast.core.protocol.step.verdict import StepEvidence, StepGuards, checked
 from outlast.prove.adversary import _algebra as algebra
@@ -71,6 +71,17 @@ class Variant:
     ) -> Course[bool]:
         """How a member comes into a view."""
         return form(seat, guards, found, facts)
+
+    def take_orders(
+        self,
+        seat: Seat,
+        guards: SimulatedGuards,
+        found: StepEvidence,
+        state: Callable[[], int],
+        carry_out: Callable[[Order, View], None],
+    ) -> Course[None]:
+        """A turn of a member that waits in a view that is held back."""
+        return take_orders(seat, guards, found, state, carry_out)
 
     def hand_over(self, seat: Seat, todo: HandOver) -> Course[None]:
         """What a member does where some are a step behind."""

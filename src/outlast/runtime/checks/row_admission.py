@@ -8,10 +8,14 @@ voted on in the step (`core/protocol/step/verdict.py`).
 
 from __future__ import annotations
 
-from outlast.core.protocol import StepPlan, View, plan_of, rows_spoilt
+from collections.abc import Callable, Sequence
+
+from outlast.core.protocol import RollEntry, StepPlan, View, plan_of, rows_spoilt
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.step.forming import take_orders
+from outlast.core.protocol.step.verdict import PartRows, StepEvidence, StepGuards
 from outlast.errors import TrainingError, ViewAbandoned
+from outlast.runtime.checks.state_comparison import diverged, fingerprint_of
 from outlast.runtime.exchange.robust_rows import Robust
 from outlast.runtime.joining.donor import Donor
 from outlast.runtime.view.courses import Acts, carry_out, seat_of
@@ -58,11 +62,20 @@ def admit(port: ViewPort, robust: Robust, view: View, plan: StepPlan) -> None:
         )
 
 
-def wait_for_more(port: ViewPort, donor: Donor) -> None:
+def wait_for_more(
+    port: ViewPort,
+    donor: Donor,
+    guards: StepGuards,
+    entries: Sequence[RollEntry],
+    settled: Callable[[], PartRows],
+) -> None:
     """One turn of waiting in a view that is held back, for its rows or by the coordinator: rest, or a round in which
-    all carry out what all have heard."""
+    all carry out what all have heard. `entries`: of its roll; `settled`: fingerprints of what no loop changes, none
+    where that cannot be told. Raises ViewAbandoned, and what differing states end in."""
     mesh, member = port.mesh, port.member
     if mesh is None or member.view is None:
         raise ViewAbandoned("the view is closed")
     rest: Acts = {"rest": lambda _: mesh.rest(_REST_S)}
-    carry_out(port, take_orders(seat_of(port), member.view, donor.carry_out), rest)
+    found = StepEvidence(view=member.view, parts=settled, diverged=diverged, entries=entries)
+    course = take_orders(seat_of(port), guards, found, lambda: fingerprint_of(settled()), donor.carry_out)
+    carry_out(port, course, rest)

@@ -2,9 +2,10 @@
 
 Fingerprints of whole states travel in the roll of the first view, and later in the headers of a view's first step: they
 are taken on a thread while that step computes, so no recovery and no join waits for them, however large the state.
-Nothing is committed before they agree. Only after a mismatch do members tell each other one fingerprint a tensor. Where
-most agree and the guards say so, who differs is replaced; else it ends the run on every member alike. Both follow from
-what all see; it does not say which of two replicas is right.
+Nothing is committed before they agree. Who waits in a view that is held back compares what no loop changes, before
+somebody is fed there and before it is let in. Only after a mismatch do members tell each other one fingerprint a
+tensor. Where most agree and the guards say so, who differs is replaced; else it ends the run on every member alike.
+Both follow from what all see; it does not say which of two replicas is right.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import msgspec
 import xxhash
 
 from outlast.core.protocol import RollEntry, View
-from outlast.core.protocol.step.verdict import StateDifference
+from outlast.core.protocol.step.verdict import PartRows, StateDifference
 from outlast.errors import LoopUnrepeatable, OutlastError, StateDiverged
+from outlast.runtime.exchange.robust_rows import MEMORY
 from outlast.runtime.training.state import State
 from outlast.tensors import combine, fingerprint_named
 
-__all__ = ["REPLAYED", "Comparison", "diverged"]
+__all__ = ["REPLAYED", "Comparison", "diverged", "fingerprint_of", "settled"]
 
 REPLAYED = (
     "a replica that joins applies the optimizers' steps and does not run the loop of before: what else changes from "
@@ -31,6 +34,8 @@ REPLAYED = (
 """What to do about a replica that is unlike the others and came in by replaying."""
 
 _AT_ONCE_BYTES = 4 << 20  # a thread costs more than reading so little
+_SETTLED = ("/model/", f"/extra/{MEMORY}/")
+_KEPT = ["optimizers", "state"]  # of each optimizer, beside the groups' settings
 _WHOLE = -1  # in place of a part's number: this is the fingerprint of everything
 
 
@@ -63,10 +68,22 @@ class Comparison:
         return _WHOLE, combine([*self._values, *rest])
 
 
+def settled(rows: PartRows) -> PartRows:
+    """Of fingerprints by tensor those of what only outcomes change: parameters, module buffers, what optimizers keep
+    and what a robust rule remembers. While members wait, the loop of one may have gone further than another's, between
+    two steps; what loops change then is not alike."""
+    return tuple(row for row in rows if row[0].startswith(_SETTLED) or row[0].split("/")[1:4:2] == _KEPT)
+
+
+def fingerprint_of(rows: PartRows) -> int:
+    """One of them all, names included; 0 of none."""
+    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(rows)) if rows else 0
+
+
 def diverged(view: View, found: StateDifference) -> OutlastError:
     """The error that states which differ end in, where nobody is replaced for it."""
     more = f" and {found.num_parts - 1} more" if found.num_parts > 1 else ""
-    if found.joined and not view.start:
+    if found.joined and not found.untrained:
         who = ", ".join(found.joined)
         return LoopUnrepeatable(
             f"{found.part}{more} of {who}, which has just joined, is not what the others have ({found.text})",
@@ -75,7 +92,7 @@ def diverged(view: View, found: StateDifference) -> OutlastError:
             remedy=REPLAYED,
         )
     remedy = "build the model from the same seed on every replica: torch.manual_seed(seed) before it"
-    if not view.start:
+    if not found.untrained:
         remedy = "outlast why; look for nondeterministic operations or failing memory"
     return StateDiverged(
         f"replicas that must be equal differ in {found.part}{more} ({found.text})",

@@ -20,9 +20,10 @@ from outlast.core.protocol import (
     Wait,
 )
 from outlast.core.protocol.step.deciding import leave
+from outlast.core.protocol.step.verdict import PartRows
 from outlast.errors import Evicted, SignatureMismatch, StepMisuse, ViewAbandoned
 from outlast.runtime.checks.row_admission import wait_for_more
-from outlast.runtime.checks.state_comparison import Comparison
+from outlast.runtime.checks.state_comparison import Comparison, settled
 from outlast.runtime.member._forming import Forming
 from outlast.runtime.view.courses import Acts, carry_out, seat_of
 
@@ -52,7 +53,7 @@ class Replica(Forming):
                     self._abandon_if_over()
                     self._idle()
                     if todo.why == "held back":
-                        wait_for_more(self, self.donor)
+                        wait_for_more(self, self.donor, self.guards, self._entries, self._settled)
                     else:
                         self.spare.idle(self.patience(Phase.CONNECT))
                 elif isinstance(todo, Follow):
@@ -68,6 +69,12 @@ class Replica(Forming):
         """Waiting for somebody's word is nobody's silence."""
         if self.clock.phase not in (Phase.IDLE, Phase.DEPART):
             self.enter(Phase.IDLE)
+
+    def _settled(self) -> PartRows:
+        """Fingerprints of what only outcomes change; none where the loop has written parameters since the newest: that
+        of another may not have come so far."""
+        self.enter(Phase.ROLL_CALL)
+        return () if self.engine.loop.written() else settled(self.parts())
 
     def _raise_if_refused(self) -> None:
         told = self.member.evicted

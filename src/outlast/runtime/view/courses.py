@@ -17,7 +17,7 @@ from outlast.errors import ViewAbandoned
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.peer_messages import CloserLook, Extra, Final, HeaderSaid, Parts, Prints, Roll
 from outlast.runtime.view.port import ViewPort
-from outlast.runtime.view.rounds import HOLD, SLICES, VOTE, Channel
+from outlast.runtime.view.rounds import HOLD, SLICES, STATES, VOTE, Channel
 
 __all__ = ["Acts", "carry_out", "go_through", "seat_of"]
 
@@ -78,7 +78,7 @@ def _asked(port: ViewPort, ask: AskAll) -> dict[str, dict[str, Any]]:
     return {name: _heard(mesh, ask, name, phase) for name in ask.words}
 
 
-_CHANNELS: dict[str, Channel[Any]] = {"slices": SLICES, "vote": VOTE, "orders": HOLD}
+_CHANNELS: dict[str, Channel[Any]] = {"slices": SLICES, "vote": VOTE, "orders": HOLD, "states": STATES}
 _MESSAGES: dict[str, tuple[type[Any], str]] = {
     "roll": (Roll, "entry"), "parts": (Parts, "rows"), "closer look": (CloserLook, "culprits"),
     "prints": (Prints, "said"), "header": (HeaderSaid, ""), "final": (Final, "step"),

@@ -18,7 +18,7 @@ from outlast.runtime.transport.connections import decoded
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.peer_messages import Extra
 
-__all__ = ["EVALUATED", "GRAMS", "HOLD", "LANES", "SLICES", "VOTE", "WANTED", "Channel", "round_of"]
+__all__ = ["EVALUATED", "GRAMS", "HOLD", "LANES", "SLICES", "STATES", "VOTE", "WANTED", "Channel", "round_of"]
 
 T = TypeVar("T")
 
@@ -42,6 +42,8 @@ VOTE: Channel[str] = Channel(1 << 20, msgspec.msgpack.encode, lambda peer, body:
 """Who is wrong about a reduced slice of rows."""
 HOLD: Channel[int] = Channel(1 << 21, lambda n: n.to_bytes(4, "big"), lambda peer, body: int.from_bytes(body, "big"))
 """Orders that I have heard, in a view that waits for rows; a turn for each order that is carried out."""
+STATES: Channel[int] = Channel(1 << 25, lambda n: n.to_bytes(8, "big"), lambda peer, body: int.from_bytes(body, "big"))
+"""Fingerprints of states in such a view, before orders that bring somebody are carried out; by turn, too."""
 SLICES: Channel[Words] = Channel(
     1 << 22, lambda words: msgspec.msgpack.encode([(*key, *pair) for key, pair in words.items()]), _words
 )

@@ -25,7 +25,9 @@ __all__ = ["Act", "AskAll", "ChannelName", "Course", "Effect", "Seat", "TellFlee
 
 T = TypeVar("T")
 Y = TypeVar("Y")
-ChannelName = Literal["roll", "orders", "prints", "header", "parts", "slices", "vote", "closer look", "final"]
+ChannelName = Literal[
+    "roll", "orders", "states", "prints", "header", "parts", "slices", "vote", "closer look", "final"
+]  # fmt: skip
 
 
 class AskAll(msgspec.Struct, frozen=True):

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from outlast.core.protocol.step.effects import Act, AskAll, Course, Seat, TellFleet
 from outlast.core.protocol.step.todo import HandOver
 from outlast.core.protocol.step.verdict import StepEvidence, StepGuards, same_states
@@ -76,15 +78,39 @@ def hand_over(seat: Seat, todo: HandOver) -> Course[None]:
         seat.member.handed_over()
 
 
-def take_orders(seat: Seat, view: View, carry_out: Callable[[Order, View], None]) -> Course[None]:
-    """One turn in a view that is held back: rest until an order is heard, then do what all have heard (6)."""
+def take_orders(
+    seat: Seat,
+    guards: StepGuards,
+    found: StepEvidence,
+    state: Callable[[], int],
+    carry_out: Callable[[Order, View], None],
+) -> Course[None]:
+    """One turn in a view that is held back: rest until an order is heard, then do what all have heard (6). No step
+    compares states meanwhile, so they are compared before somebody is fed, and again before it is let in: a memory that
+    changed in between must be found while it is one against all who waited. `state`: computes a fingerprint of what no
+    loop changes, 0 where that cannot be told. Raises ViewAbandoned, and what `same_states` does."""
     with seat.lock:
         heard, turn, step = seat.member.heard, seat.member.carried_out, seat.member.committed
     if heard == turn:
         yield Act(what="rest")
         return
     said = (yield AskAll(step, {"orders": heard}, roll=True, turn=turn))["orders"]
+    agreed = min(said.values())
     with seat.lock:
-        due = seat.member.carry_out(min(said.values()))
+        coming = any(_brings(order, found.view) for order in seat.member.due(agreed))
+    if coming and len(found.view.members) > 1:
+        told = (yield AskAll(step, {"states": state()}, roll=True, turn=turn))["states"]
+        now = [
+            msgspec.structs.replace(entry, committed=step, fingerprint=told[entry.member])
+            for entry in found.entries or ()
+        ]
+        yield from same_states(seat, guards, found, now, step)
+    with seat.lock:
+        due = seat.member.carry_out(agreed)
     for order in due:
-        carry_out(order, view)
+        carry_out(order, found.view)
+
+
+def _brings(order: Order, view: View) -> bool:
+    """Whether somebody is fed by it, or let in."""
+    return order.kind == "serve" or (order.next is not None and not set(view.members).issuperset(order.next.members))

@@ -182,7 +182,7 @@ class Member(LinkHalf):
         return due
 
     def _carry_out(self, agreed: int) -> list[Order]:
-        due = [self._orders[n] for n in range(self._carried_out + 1, agreed + 1)]
+        due = self._due(agreed)
         self._carried_out = max(agreed, self._carried_out)
         for order in due:
             if order.next is not None:
@@ -190,10 +190,18 @@ class Member(LinkHalf):
                 break
         return due
 
+    def _due(self, agreed: int) -> list[Order]:
+        return [self._orders[n] for n in range(self._carried_out + 1, agreed + 1)]
+
     @property
     def carried_out(self) -> int:
         """Number of the newest order carried out in this view."""
         return self._carried_out
+
+    def due(self, agreed: int) -> list[Order]:
+        """What `carry_out` would carry out. Raises ViewAbandoned if the view is over."""
+        self._acting()
+        return self._due(agreed)
 
     def carry_out(self, agreed: int) -> list[Order]:
         """While the view is held back: all members have heard the orders up to `agreed`, and none computes."""

@@ -56,7 +56,7 @@ class RowEvidence(Protocol):
 
 class StateDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Members at one step whose states are not equal. `part`: the first tensor that differs, of `num_parts`; `there`:
-    all who are at that step."""
+    all who are at that step; `untrained`: they are as the run begins with them."""
 
     step: int
     part: str
@@ -65,6 +65,7 @@ class StateDifference(msgspec.Struct, frozen=True, kw_only=True):
     differing: tuple[str, ...]
     majority: bool
     text: str
+    untrained: bool = False
 
     @property
     def joined(self) -> tuple[str, ...]:
@@ -139,10 +140,10 @@ def confer(
 def same_states(
     seat: Seat, guards: StepGuards, found: StepEvidence, entries: Sequence[RollEntry], step: int = -1
 ) -> Course[None]:
-    """Compare what members say of their states, in a roll call (`step` -1) or in a view's first step. Where most are
-    equal and the guards replace such replicas, those that differ must go: ViewAbandoned on the others, Evicted on
-    them. Else what `diverged` makes of it, on every member alike. Not in the first view, where no state has been
-    trained yet."""
+    """Compare what members say of their states, in a roll call (`step` -1), in a view's first step, or before somebody
+    is fed who joins a view that is held back. Where most are equal and the guards replace such replicas, those that
+    differ must go: ViewAbandoned on the others, Evicted on them. Else what `diverged` makes of it, on every member
+    alike. Not in the first view's roll, where no state has been trained yet."""
     groups: dict[tuple[int, int], list[str]] = defaultdict(list)
     for entry in entries:
         if entry.fingerprint:  # 0: not told, as its member does not know that this is the end
@@ -157,9 +158,16 @@ def same_states(
     differing, majority = agree({entry.member: entry.fingerprint for entry in there})
     text = "; ".join(f"{', '.join(names)} at step {at}: {value:016x}" for (at, value), names in groups.items())
     difference = StateDifference(
-        step=double, part=part, num_parts=count, there=there, differing=differing, majority=majority, text=text
+        step=double,
+        part=part,
+        num_parts=count,
+        there=there,
+        differing=differing,
+        majority=majority,
+        text=text,
+        untrained=found.view.start and step < 0,
     )
-    if not found.view.start:
+    if not difference.untrained:
         yield from _expel(seat, guards, difference)
     raise found.diverged(found.view, difference)
 
