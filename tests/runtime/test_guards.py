@@ -226,7 +226,10 @@ def test_who_waits_with_a_flipped_bit_is_found_before_it_feeds_a_replacement(
     death = Fault(replica="r3.1", phase="reduce", step=4, action="SIGKILL")
     guards = {"agreement": 500}
     run = guarded(replicas=4, flips=[flip], faults=[death], guards=guards, keep={"on_vacancy": "wait"})
-    assert run.agreed({"r0.1", "r1.2", "r2.1", "r3.2"})["hashes"] == alone(guards=guards)["hashes"]
+    want = alone(guards=guards)["hashes"]
+    assert (run.code, set(run.results)) == (0, {"r0.1", "r1.2", "r2.1", "r3.2"}), run.logs
+    assert [run.results[name]["hashes"] for name in ("r0.1", "r2.1")] == [want, want]
+    assert {found["hashes"][-1] for found in run.results.values()} == {want[-1]}
     (verdict,) = run.verdicts
     assert (verdict.action, verdict.replica, verdict.step) == ("replace", "r1.1", 4), run.logs
     assert "last.weight" in verdict.evidence
