@@ -36,7 +36,7 @@ def test_fleets_are_drawn_by_their_numbers_alone_and_spread() -> None:
         ("agents", {1, 2}),
         ("exchange", {"shm", "c10d"}),
         ("keeps", {True, False}),
-        ("stranger", {True, False}),
+        ("stranger", {True}),
     ):
         assert {getattr(fleet, field) for fleet in fleets} == values
     assert {fleet.setting.dtype for fleet in fleets} == {"float32", "bfloat16"}
@@ -215,6 +215,8 @@ def test_what_is_wrong_is_found(changes: dict[str, Any], check: str) -> None:
 def test_a_stranger_is_told_of_where_there_was_one() -> None:
     fleet = msgspec.structs.replace(fleet_of(0, 1), keeps=False, stranger=True)
     assert checks(watched(fleet=fleet, reached={"r0.1": 400})) == {"journal: strangers"}
+    assert checks(watched(fleet=fleet, reached={"launcher": 400})) == set()  # who answers everybody tells of nobody
+    assert checks(watched(fleet=fleet, told_secret=["tcp of the launcher"])) == {"strangers: secret"}
     assert checks(watched(fleet=fleet, reached={"r0.1": 400}, events=[*watched().events, SPOKEN])) == set()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,14 @@ PEAK_KIB = {"coordinator": 96 << 10, "agent": 64 << 10, "replica": 640 << 10}
 """Resident memory that no process of these small fleets comes near, though strangers offer much more."""
 
 
+SCRIPT = Path(__file__).with_name("sharded.py")
 MUCH = 20 << 20  # bytes, for the memory that may not grow with them
 PLACES = {"the coordinator's port", "r0.1's socket", "r1.1's socket"}
+KINDS = {"tcp of the coordinator", "abstract unix of a replica", "tcp of the launcher",
+         "tcp of a process beside the launcher"}  # fmt: skip
+SAYS = {"tcp of the coordinator": 56, "abstract unix of a replica": 56, "tcp of the launcher": 4096}
+"""What a listener may say to one caller who has proved nothing, in bytes: the second greeting; a probe's answer."""
+MOST_BESIDE_KIB = 256 << 10
 
 
 def peaks(run_dir: Path) -> dict[str, int]:
@@ -58,6 +65,7 @@ def assert_only_counted(run: Any, stranger: Stranger, seen: dict[str, int]) -> N
     assert {kind: kib for kind, kib in seen.items() if kib > PEAK_KIB[kind]} == {}
     assert len(told(run)) == 1, told(run)
     assert refused(run) >= PLACES
+    assert stranger.told_secret == set()
     many = [e for e in run.driven.events if isinstance(e, ev.Refused)]
     assert len(many) < 200, "a flood of strangers became a flood of events"
 
@@ -67,16 +75,72 @@ def test_strangers_before_during_and_after_views_form(fleet: Callable[..., Any])
     run = fleet(
         Fault(replica="r1.1", phase="scatter", action="SIGKILL", step=3), replicas=3, steps=60, gates=(3, 6, 9, 50)
     )  # fmt: skip
-    with Stranger(run.driven.run_dir, 7, pause_s=0.02) as stranger:
+    with Stranger(run.driven.run_dir, run.driven.process.pid, 7, pause_s=0.02) as stranger:
         run.gate(3, "strangers had been at all of them", lambda: len(stranger.reached) >= 4 and refused(run) >= PLACES)
         run.gate(6, "it was served", lambda: run.served("r1.2"))
         run.gate(9, "it had caught up", lambda: run.caught_up("r1.2"))
         run.gate(50, "it was a member, and strangers had spoken to it", lambda: "r1.2" in run.driven.members
-                 and stranger.reached["r1.2"] > 20 and len(stranger.counts) == 10
+                 and stranger.reached["r1.2"] > 20 and len(stranger.counts) == 11
                  and stranger.sent_bytes > MUCH)  # fmt: skip
         seen = peaks(run.driven.run_dir)
         run.assert_unchanged(survivors={"r0.1", "r1.2", "r2.1"}, recoveries=1)
     assert_only_counted(run, stranger, seen)
+
+
+def peak_kib(pid: int) -> int:
+    rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM"))
+
+
+def test_strangers_at_every_listener_also_at_those_that_answer_everybody(fleet: Callable[..., Any]) -> None:
+    """Kinds of listeners are found, not named: one that this test does not know fails it."""
+    run = fleet(replicas=2, steps=60, gates=(3, 50), words=["--probes", "127.0.0.1:0", "--serve"])
+    launcher = run.driven.process.pid
+    with Stranger(run.driven.run_dir, launcher, 11, pause_s=0.02) as stranger:
+        run.gate(3, "strangers had been at all kinds", lambda: set(stranger.struck) == KINDS and refused(run) >= PLACES)
+        run.gate(50, "strangers had said much to all of them", lambda: stranger.sent_bytes > MUCH
+                 and min(stranger.struck.values()) > 100 and len(stranger.counts) == 11)  # fmt: skip
+        beside = {pid: peak_kib(pid) for pid in (launcher, page_of(launcher))}
+        seen = peaks(run.driven.run_dir)
+        run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
+    assert set(stranger.struck) == KINDS
+    assert [kib for kib in beside.values() if kib > MOST_BESIDE_KIB] == []
+    assert_only_counted(run, stranger, seen)
+    print("ZZ", stranger.longest_reply, beside, seen)
+    assert all(stranger.longest_reply[kind] <= most for kind, most in SAYS.items()), stranger.longest_reply
+
+
+LATE = """
+import fcntl, os, runpy, sys
+if os.environ["OUTLAST_PLACE"] != "0":
+    with open({gate!r}) as gate:
+        fcntl.flock(gate, fcntl.LOCK_SH)
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+def test_strangers_where_the_ranks_of_a_replica_meet(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """The lead waits for a rank that is late, and once it has come torch's listeners are there, which are spared."""
+    gate, script = tmp_path / "late", tmp_path / "late.py"
+    script.write_text(LATE.format(gate=str(gate), script=str(SCRIPT)))
+    with gate.open("w") as late:
+        fcntl.flock(late, fcntl.LOCK_EX)
+        run = fleet(replicas=1, ranks=2, steps=6, script=[script], max_restarts=0)
+        with Stranger(run.driven.run_dir, run.driven.process.pid, 13, pause_s=0.02) as stranger:
+            run.until("strangers had been where they meet", lambda: stranger.struck["abstract unix of a replica"] > 200)
+            assert run.driven.step == -1
+            late.close()
+            assert run.finish() == 0, run.logs()
+    assert set(run.results()) == {"r0.1-0", "r0.1-1"}, run.logs()
+    assert set(stranger.struck) == {"tcp of the coordinator", "abstract unix of a replica"}
+    assert stranger.told_secret == set()
+
+
+def page_of(launcher: int) -> int:
+    """The process of `--serve`: a child that writes to no log of the run."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return next(int(pid) for pid in children if b"\0serve\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 @pytest.mark.campaign
@@ -89,13 +153,13 @@ def test_strangers_beside_many_deaths(fleet: Callable[..., Any], seed: int) -> N
         Fault(replica="coordinator.1", phase="tell", action="SIGKILL", count=3),
         replicas=4, spares=1, steps=300, gates=(8, 290),
     )  # fmt: skip
-    with Stranger(run.driven.run_dir, seed, pause_s=0.01) as stranger:
+    with Stranger(run.driven.run_dir, run.driven.process.pid, seed, pause_s=0.01) as stranger:
         seen: dict[str, int] = {}
 
         def look() -> bool:
             for kind, kib in peaks(run.driven.run_dir).items():
                 seen[kind] = max(kib, seen.get(kind, 0))
-            return run.driven.step >= 250
+            return bool(run.driven.step >= 250)
 
         run.gate(8, "strangers had been at who dies next", lambda: refused(run) >= PLACES)
         run.until("most was done", look)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Running", "end_of", "left_behind", "of_run", "processes", "processor_s", "send", "state_of"]
+__all__ = ["Running", "end_of", "left_behind", "of_run", "output_of", "processes", "processor_s", "send", "state_of"]
 
 _RANK = re.compile(r"(r\d+\.\d+)(?:\.rank(\d+))?")
 _PROC = Path("/proc")
@@ -42,13 +42,13 @@ def processes(launcher: int) -> list[Running]:
     """All that live under the launcher, itself left out."""
     found: list[Running] = []
     for pid in _children(launcher):
-        name = _output_of(pid).removeprefix("agent-")
+        name = output_of(pid).removeprefix("agent-")
         if not name:
             continue
         _add(found, pid, name)
         if name != "coordinator":
             for rank in _children(pid):
-                known = _RANK.fullmatch(_output_of(rank))
+                known = _RANK.fullmatch(output_of(rank))
                 _add(found, rank, known[1] if known else f"nursery of {name}", int(known[2] or 0) if known else 0)
     return found
 
@@ -124,7 +124,7 @@ def left_behind(run_dir: Path, run_id: str) -> list[str]:
     found = []
     for pid in of_run(run_dir):
         if fields := _stat(pid):
-            found.append(f"process {pid} ({_output_of(pid) or 'no log'}, state {fields[0]})")
+            found.append(f"process {pid} ({output_of(pid) or 'no log'}, state {fields[0]})")
     if run_id:
         sockets = (_PROC / "net" / "unix").read_text().splitlines()
         found += [line.split()[-1] for line in sockets if f"@outlast/{run_id}/" in line]
@@ -155,7 +155,7 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _output_of(pid: int) -> str:
+def output_of(pid: int) -> str:
     """The stem of the log that it writes to; "" where that is no log."""
     target = _log_of(pid)
     return target.stem if target.suffix == ".log" and target.parent.name == "logs" else ""

@@ -2,8 +2,8 @@
 
 Role: the fuzzer of tests and campaigns. It knows what anybody may see (the kernel's lists of sockets) and what a
 recording of another connection would give it: a greeting that was genuine once. It sends junk, silence, floods, half
-greetings, announcements of more than there is, replays and descriptors, in an order that its seed fixes, until it is
-told to stop. It must never be able to do more than be counted.
+greetings, announcements of more than there is, replays, requests and descriptors, in an order that its seed fixes,
+until it is told to stop. It must never be able to do more than be counted, nor be told anything of the run's secret.
 """
 
 from __future__ import annotations
@@ -14,48 +14,22 @@ import random
 import secrets
 import socket
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from outlast.runtime.transport.frames import COORDINATOR
+from outlast.prove._listeners import Listening, listeners
 from outlast.runtime.transport.handshake import Caller, PeerClaim
 
-__all__ = ["StrangersDoor", "Stranger", "doors"]
+__all__ = ["Stranger"]
 
 _HELD = 300  # connections that it keeps open and says nothing more on
+_LOOK_S = 0.2  # between two looks at who listens: most listeners live much longer
 
 
-class StrangersDoor(NamedTuple):
-    """A listening socket: an abstract unix address, or a port of the loopback interface. `name`: whose."""
-
-    address: str | int
-    name: str
-
-
-class _Seen(NamedTuple):
-    """What the environment of a run's processes says."""
-
-    run: str
-    port: int
-    secret: bytes
-
-
-def doors(run_dir: Path) -> list[StrangersDoor]:
-    """Where the run listens now: the coordinator's port, and each member's socket."""
-    seen = _look(run_dir)
-    return _doors(seen) if seen is not None else []
-
-
-def _doors(seen: _Seen) -> list[StrangersDoor]:
-    prefix = f"@outlast/{seen.run}/"
-    names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if prefix in line]
-    own = dict.fromkeys(name for name in names if name.startswith(prefix))
-    return [StrangersDoor(seen.port, COORDINATOR), *(StrangersDoor(name[1:], name.split("/")[2]) for name in own)]
-
-
-def _look(run_dir: Path) -> _Seen | None:
+def _secret_of(run_dir: Path) -> bytes:
+    """As the environment of the run's processes has it; empty while there are none."""
     wanted = f"OUTLAST_RUN_DIR={run_dir.resolve()}".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -64,28 +38,33 @@ def _look(run_dir: Path) -> _Seen | None:
             rows = (entry / "environ").read_bytes().split(b"\0")
             if wanted in rows:
                 found = dict(row.decode(errors="replace").partition("=")[::2] for row in rows)
-                port = int(found["OUTLAST_COORDINATOR"].rpartition(":")[2])
-                return _Seen(found["OUTLAST_RUN"], port, bytes.fromhex(found["OUTLAST_SECRET"]))
-    return None
+                return bytes.fromhex(found["OUTLAST_SECRET"])
+    return b""
 
 
 class Stranger:
-    """Knocks at a run's sockets without belonging to it. `with Stranger(run_dir, seed) as stranger: …`; `counts` says
-    what it has done, `reached` to whom, `sent_bytes` how much the other ends took. `pause_s`: the mean time between two
-    attacks."""
+    """Knocks at a run's sockets without belonging to it. `with Stranger(run_dir, launcher, seed) as stranger: …`;
+    `launcher`: the process whose tree the run is; `pause_s`: the mean time between two attacks.
 
-    def __init__(self, run_dir: Path, seed: int, *, pause_s: float = 0.005) -> None:
+    `counts` says what it has done, `reached` to whom, `struck` to which kinds of listeners, `sent_bytes` how much the
+    other ends took, `longest_reply` the most bytes that each kind has said to one caller, `told_secret` which kinds
+    said the secret among them."""
+
+    def __init__(self, run_dir: Path, launcher: int, seed: int, *, pause_s: float = 0.005) -> None:
         self.counts: Counter[str] = Counter()
         self.reached: Counter[str] = Counter()
+        self.struck: Counter[str] = Counter()
         self.sent_bytes = 0
-        self._run_dir, self._pause_s, self._rng = run_dir, pause_s, random.Random(seed)
-        self._seen: _Seen | None = None
-        self._held: deque[socket.socket] = deque()
+        self.longest_reply: dict[str, int] = {}
+        self.told_secret: set[str] = set()
+        self._run_dir, self._launcher, self._pause_s, self._rng = run_dir, launcher, pause_s, random.Random(seed)
+        self._secret = b""
+        self._held: deque[tuple[socket.socket, str]] = deque()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stranger", daemon=True)
-        self._ways: list[Callable[[socket.socket, StrangersDoor], None]] = [
+        self._ways: list[Callable[[socket.socket, Listening], None]] = [
             self.junk, self.few_bytes, self.silence, self.half, self.oversize, self.another_secret, self.replay,
-            self.descriptors, self.blast,
+            self.descriptors, self.blast, self.request,
         ]  # fmt: skip
 
     def __enter__(self) -> Stranger:
@@ -100,75 +79,91 @@ class Stranger:
         self._over.set()
         self._thread.join()
         while self._held:
-            self._held.popleft().close()
+            self._hang_up(*self._held.popleft())
 
     def _run(self) -> None:
+        found: list[Listening] = []
+        look_s = 0.0
         while not self._over.wait(self._rng.expovariate(1.0 / self._pause_s)):
-            self._seen = self._seen or _look(self._run_dir)
-            for door in _doors(self._seen) if self._seen is not None else ():
+            self._secret = self._secret or _secret_of(self._run_dir)
+            if time.monotonic() >= look_s:
+                found = listeners(self._launcher, self._run_dir) if self._secret else []
+                look_s = time.monotonic() + _LOOK_S
+            for door in found:
                 self._visit(door)
 
-    def _visit(self, door: StrangersDoor) -> None:
+    def _visit(self, door: Listening) -> None:
         flood = self._rng.random() < 0.02
         self.counts["flood"] += flood
         for _ in range(200 if flood else 1):
             way = self.silence if flood else self._rng.choice(self._ways)
-            sock = socket.socket(socket.AF_INET if isinstance(door.address, int) else socket.AF_UNIX)
+            sock = socket.socket(door.family)
             sock.settimeout(0.2)
             try:
-                sock.connect(("127.0.0.1", door.address) if isinstance(door.address, int) else "\0" + door.address)
+                sock.connect(door.address)
                 self.reached[door.name] += 1
+                self.struck[door.kind] += 1
                 self.counts[way.__name__] += 1
                 way(sock, door)
             except OSError:  # it hung up, or is gone
                 pass
-            self._hold(sock)
+            self._hold(sock, door.kind)
 
-    def _hold(self, sock: socket.socket) -> None:
+    def _hold(self, sock: socket.socket, kind: str) -> None:
         """Most connections are left open: whoever is spoken to has to end them."""
         if self._rng.random() < 0.3:
-            sock.close()
+            self._hang_up(sock, kind)
             return
-        self._held.append(sock)
+        self._held.append((sock, kind))
         while len(self._held) > _HELD:
-            self._held.popleft().close()
+            self._hang_up(*self._held.popleft())
+
+    def _hang_up(self, sock: socket.socket, kind: str) -> None:
+        """After a look at what it was told."""
+        said = b""
+        with sock, contextlib.suppress(OSError):
+            sock.setblocking(False)
+            while more := sock.recv(1 << 16):
+                said += more
+        self.longest_reply[kind] = max(len(said), self.longest_reply.get(kind, 0))
+        if self._secret and (self._secret in said or self._secret.hex().encode() in said.lower()):
+            self.told_secret.add(kind)
 
     def _send(self, sock: socket.socket, data: bytes) -> None:
         self.sent_bytes += sock.send(data)
 
     # --- what it does --------------------------------------------------------------------------------------------
-    def junk(self, sock: socket.socket, _: StrangersDoor) -> None:
+    def junk(self, sock: socket.socket, _: Listening) -> None:
         self._send(sock, self._rng.randbytes(self._rng.choice([1, 7, 50, 4096, 70_000])))
 
-    def few_bytes(self, sock: socket.socket, _: StrangersDoor) -> None:
+    def few_bytes(self, sock: socket.socket, _: Listening) -> None:
         """A frame of one byte that is no message."""
         self._send(sock, b"\0\0\0\1\xc1")
 
-    def silence(self, sock: socket.socket, _: StrangersDoor) -> None:
+    def silence(self, sock: socket.socket, _: Listening) -> None:
         pass
 
-    def half(self, sock: socket.socket, door: StrangersDoor) -> None:
+    def half(self, sock: socket.socket, door: Listening) -> None:
         knock = Caller(secrets.token_bytes(32), door.name, self._claim()).knock
         self._send(sock, knock[: self._rng.randrange(len(knock))])
 
-    def oversize(self, sock: socket.socket, _: StrangersDoor) -> None:
+    def oversize(self, sock: socket.socket, _: Listening) -> None:
         self._send(
             sock, self._rng.choice([b"outlast3" + bytes(16) + b"\xff\xff", b"\xff" * 12, b"\x7f" + b"\xff" * 11])
         )
 
-    def another_secret(self, sock: socket.socket, door: StrangersDoor) -> None:
+    def another_secret(self, sock: socket.socket, door: Listening) -> None:
         caller = Caller(secrets.token_bytes(32), door.name, self._claim())
         self._send(sock, caller.knock + secrets.token_bytes(32))
 
-    def replay(self, sock: socket.socket, door: StrangersDoor) -> None:
+    def replay(self, sock: socket.socket, door: Listening) -> None:
         """A greeting that was genuine once, and the proof that went with it then."""
-        assert self._seen is not None
-        self._send(sock, Caller(self._seen.secret, door.name, self._claim()).knock)
+        self._send(sock, Caller(self._secret, door.name, self._claim()).knock)
         sock.recv(56)
         self._send(sock, secrets.token_bytes(32))
 
-    def descriptors(self, sock: socket.socket, door: StrangersDoor) -> None:
-        if isinstance(door.address, str):
+    def descriptors(self, sock: socket.socket, door: Listening) -> None:
+        if door.family == socket.AF_UNIX:
             fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(self._rng.choice([1, 4, 200]))]
             try:
                 socket.send_fds(sock, [self._rng.choice([b"outlast3", b"\0\0\0\1\xc1"])], fds)
@@ -176,11 +171,20 @@ class Stranger:
                 for fd in fds:
                     os.close(fd)
 
-    def blast(self, sock: socket.socket, _: StrangersDoor) -> None:
+    def blast(self, sock: socket.socket, _: Listening) -> None:
         """As much as the other end takes."""
         data = self._rng.choice([b"outlast3", b"\x7f\xff\xff\xff"]) + bytes(1 << 20)
         while self._rng.random() < 0.75:
             self._send(sock, data)
+
+    def request(self, sock: socket.socket, _: Listening) -> None:
+        """Of HTTP, whole or in part, for what is not there or not for everybody."""
+        what = self._rng.choice(
+            [b"GET /", b"GET /ready", b"GET /../../etc/passwd", b"POST /api/runs/run/ask/stop", b"PUT *"]
+        )
+        length = self._rng.choice([b"0", b"-1", b"99999999999999999999", b"7"])
+        words = what + b" HTTP/1.1\r\nHost: elsewhere\r\nContent-Length: " + length + b"\r\n\r\n{}"
+        self._send(sock, words[: self._rng.choice([len(words), self._rng.randrange(len(words))])])
 
     def _claim(self) -> PeerClaim:
         return self._rng.choice(

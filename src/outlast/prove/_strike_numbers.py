@@ -13,6 +13,7 @@ from outlast.observe.timeline_rows import surely_stranger
 from outlast.prove._commit_log import Commit
 from outlast.prove.strike_plan import STEPS, StruckFleet
 from outlast.prove.striker import StatusSample, StrikeRecord
+from outlast.runtime.transport.frames import COORDINATOR
 
 __all__ = ["number_findings"]
 
@@ -156,7 +157,10 @@ def _strangers(fleet: StruckFleet, record: StrikeRecord, events: Sequence[ev.Any
     wrong = [event for event in told if surely_stranger(event) or event.at_s - record.unix_s < first_s]
     if wrong and not fleet.stranger:
         yield "journal: strangers", f"{wrong[0].reason}, at {wrong[0].place}, where there was no stranger"
-    if not told and sum(record.reached.values()) > 100:
+    if record.told_secret:
+        yield "strangers: secret", f"said by {', '.join(record.told_secret)}"
+    proving = {name: n for name, n in record.reached.items() if name == COORDINATOR or name.startswith("r")}
+    if not told and sum(proving.values()) > 100:  # the others answer everybody, and tell of nobody
         yield "journal: strangers", f"one reached {dict(record.reached)}, and no event tells of it"
 
 

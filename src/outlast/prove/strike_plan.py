@@ -115,7 +115,7 @@ def fleet_of(number: int, seed: int) -> StruckFleet:
         exchange=rng.choice(("shm", "shm", "c10d")),
         keeps=keeps,
         strikes=_strikes(rng, keeps),
-        stranger=rng.random() < 0.5,
+        stranger=True,
     )
 
 

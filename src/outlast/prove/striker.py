@@ -75,7 +75,8 @@ class StatusSample(msgspec.Struct, kw_only=True):
 
 class StrikeRecord(msgspec.Struct, kw_only=True):
     """All of one fleet. `started_s`: the clock of the commit log at 0; `unix_s`: the wall's; `reached`: how often the
-    stranger was let in as far as a connection, by whose socket it was."""
+    stranger was let in as far as a connection, by whose socket it was, and `struck`
+    by which kind; `told_secret`: kinds that said the run's secret to it."""
 
     started_s: float
     unix_s: float
@@ -89,6 +90,8 @@ class StrikeRecord(msgspec.Struct, kw_only=True):
     samples: list[StatusSample] = []
     left: list[str] = []
     reached: dict[str, int] = {}
+    struck: dict[str, int] = {}
+    told_secret: list[str] = []
     why: dict[str, Any] = {}
     status: dict[str, Any] = {}
 
@@ -126,7 +129,7 @@ class Striker:
         """From the first process to the last, and what is left then."""
         record = self.record
         record.started_s, record.unix_s = time.monotonic(), time.time()
-        with self._launch(self.folder, self.fleet) as driven, self._beside():
+        with self._launch(self.folder, self.fleet) as driven, self._beside(driven.process.pid):
             pending = list(self.fleet.strikes)
             due_s = pending[0].wait_s if pending else 0.0
             sample_s = _SAMPLE_S
@@ -156,14 +159,16 @@ class Striker:
         return record
 
     @contextmanager
-    def _beside(self) -> Iterator[None]:
+    def _beside(self, launcher: int) -> Iterator[None]:
         """With the stranger, if the fleet has one."""
         if not self.fleet.stranger:
             yield
             return
-        with Stranger(self.folder / "run", self.fleet.seed + self.fleet.number, pause_s=_STRANGER_S) as stranger:
+        seed = self.fleet.seed + self.fleet.number
+        with Stranger(self.folder / "run", launcher, seed, pause_s=_STRANGER_S) as stranger:
             yield
-        self.record.reached = dict(stranger.reached)
+        self.record.reached, self.record.struck = dict(stranger.reached), dict(stranger.struck)
+        self.record.told_secret = sorted(stranger.told_secret)
 
     def _now(self) -> float:
         return time.monotonic() - self.record.started_s
@@ -343,7 +348,7 @@ def _own_training(folder: Path, fleet: StruckFleet) -> Driven:
     script = ["-m", "outlast.prove._strike_training", "--steps", str(STEPS), "--dtype", fleet.setting.dtype]
     script += ["--microbatches", str(MICROBATCHES), "--folder", str(folder)]
     environ = {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
-    return Driven(folder / "run", ["--config", str(config)], script, environ=environ)
+    return Driven(folder / "run", ["--config", str(config), "--probes", "127.0.0.1:0"], script, environ=environ)
 
 
 def _printed(command: list[str], environ: Mapping[str, str]) -> dict[str, Any]:

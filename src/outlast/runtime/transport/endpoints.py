@@ -18,6 +18,7 @@ from typing import Any
 from outlast.errors import ConfigError, EnvironmentFault
 
 __all__ = [
+    "BACKLOG",
     "HANDED_ON",
     "caller_for",
     "data_address",
@@ -32,6 +33,9 @@ __all__ = [
     "shown",
 ]
 
+BACKLOG = 1021
+"""Callers that may wait at each port of a run. Nobody else asks for this very number: by it those that look from
+outside tell the run's ports from torch's and the script's in one process (`prove/_listeners.py`)."""
 HANDED_ON = "OUTLAST_LISTEN_FD"
 """The variable that names a listening socket which a process has from the one that started it, or that it was."""
 
@@ -105,7 +109,7 @@ def listen_on(host: str, port: int = 0) -> socket.socket:
         if port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(1024)
+        sock.listen(BACKLOG)
     except OSError:
         sock.close()
         raise
