@@ -3,8 +3,8 @@
 Role: no listener is named here, so a new one is found without a word in this file. In processes that run outlast's
 code alone (launcher, coordinator, agents, the page's server) every listener is the run's. Those in which the training
 script runs (replicas, their ranks, the process that they are forked from) have others as well: the script's own, and
-torch's (its store, Gloo, NCCL), before which outlast cannot stand. There a unix socket is known by its name's beginning,
-a port by the backlog that `listen_on` alone asks for; torch's stores ask for another as they take a socket over.
+torch's (its store, Gloo, NCCL), before which outlast cannot stand. There a unix socket is known by its name, a port
+by the backlog that `listen_on` alone asks for; torch's stores ask for another as they take a socket over.
 """
 
 from __future__ import annotations
