@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,21 @@ def test_strangers_where_the_ranks_of_a_replica_meet(fleet: Callable[..., Any], 
     assert set(run.results()) == {"r0.1-0", "r0.1-1"}, run.logs()
     assert set(stranger.struck) == {"tcp of the coordinator", "abstract unix of a replica"}
     assert stranger.told_secret == set()
+
+
+@pytest.mark.campaign
+def test_strangers_at_the_ports_by_which_other_hosts_reach_replicas(fleet: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    run = fleet(replicas=2, steps=20, gates=(3,), endpoint=f"127.0.0.1:{port}")
+    kinds = {"tcp of the coordinator", "abstract unix of a replica", "tcp of a replica"}
+    with Stranger(run.driven.run_dir, run.driven.process.pid, 17, pause_s=0.02) as stranger:
+        run.gate(3, "strangers had been at all kinds", lambda: set(stranger.struck) == kinds and refused(run) >= PLACES
+                 and min(stranger.struck.values()) > 50)  # fmt: skip
+        seen = peaks(run.driven.run_dir)
+        run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
+    assert set(stranger.struck) == kinds
+    assert_only_counted(run, stranger, seen)
 
 
 def page_of(launcher: int) -> int:
