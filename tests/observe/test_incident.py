@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from outlast.core import events as ev
@@ -59,6 +60,35 @@ def test_a_run_that_failed_says_so_and_what_is_gone(story: Any) -> None:
     assert "Lost: 20 steps" in text
     assert "accelerator-hours on 64" in text
     assert "words" not in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved", "said"),
+    [
+        ({}, False, "no checkpoints were kept: keep them: --checkpoint-dir DIR; a run that is asked to stop"),
+        ({"stop_save_s": 0}, False, "keep them: --checkpoint-dir DIR, and let a stop save first: stop_save_s is 0"),
+        (
+            {"stop_save_s": 20.0},
+            True,
+            "raise stop_save_s (it was 20 s), and what the scheduler leaves it; the slowest save took 31 s",
+        ),
+        ({"checkpoint_dir": "/c", "stop_save_s": 0}, False, "let a stop save first: stop_save_s is 0"),
+    ],
+)
+def test_who_stops_with_steps_lost_is_told_what_keeps_them(
+    story: Any, settings: dict[str, Any], saved: bool, said: str
+) -> None:
+    first, *others = story.started
+    first = msgspec.structs.replace(first, config=settings)
+    save = ev.CheckpointSaved(
+        at_s=1_003.5, step=12, generation=1, view=[1, 1], num_writers=1, state_bytes=100, written_bytes=100,
+        blocked_s=0.0, copied_s=1.0, durable_s=31.0, reason="", url="/c",
+    )  # fmt: skip
+    end = ev.RunFinished(at_s=1_009.0, outcome="stopped", steps=20, detail="SIGTERM", exit_code=7, seconds={})
+    text = of([first, *others, *story.training, *([save] if saved else []), end]).paragraph
+    assert f"{8 if saved else 20} steps are lost: no checkpoint holds them." in text
+    assert said in text
+    assert "To do: nothing" not in text
 
 
 def test_nothing_failed(story: Any) -> None:

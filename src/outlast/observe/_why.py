@@ -14,7 +14,7 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.observe._accounting import Accounting, AccountingFold
-from outlast.observe.checkpoint_words import PLAIN_FAILURES, remedy_of
+from outlast.observe.checkpoint_words import PLAIN_FAILURES, lost_remedy, remedy_of
 from outlast.observe.run_status import Status, status
 from outlast.observe.step_anatomy import Anatomy, anatomy_of
 from outlast.observe.timeline_rows import Row, format_s, timeline
@@ -204,7 +204,7 @@ def story_of(
         downtime_s=_once(recoveries, "downtime_s"),
         cost=cost,
         ettr=cost.ettr,
-        advice=_advice(events, state),
+        advice=_advice(events, state) + _advice_of_loss(events, state, gone),
         timeline=list(rows),
         gone_steps=gone,
         alarms=_alarms(events),
@@ -338,6 +338,14 @@ def _advice(events: Sequence[ev.AnyEvent], state: Status) -> list[Advice]:
         Advice(cause=name, count=len(who), who=list(dict.fromkeys(who)), remedy=text)
         for name, (text, who) in found.items()
     ]
+
+
+def _advice_of_loss(events: Sequence[ev.AnyEvent], state: Status, gone: int) -> list[Advice]:
+    """What would have kept the steps that a stop took with it; a failure's own remedy comes first, and is told."""
+    if not gone or state.state != "stopped":
+        return []
+    name, text = lost_remedy(events)
+    return [Advice(cause=name, count=1, who=["run"], remedy=text)]
 
 
 def _faults(events: Sequence[ev.AnyEvent]) -> list[tuple[str, str, str]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from outlast.core import events as ev
 
-__all__ = ["PLAIN_FAILURES", "describe", "last_save", "matters", "remedy_of", "size"]
+__all__ = ["PLAIN_FAILURES", "describe", "last_save", "lost_remedy", "matters", "remedy_of", "size"]
 
 Level = Literal["info", "warning", "error"]
 
 PLAIN_FAILURES = frozenset({"view_changed", "superseded"})
 """Saves that came to nothing because of what the journal tells anyway; the next one follows at once."""
+
+_OF_SAVES = (ev.CheckpointBegan, ev.CheckpointSaved, ev.CheckpointFailed, ev.CheckpointInterval)
+_SAVED_AT_A_STOP = "a run that is asked to stop then saves before it ends"
 
 
 def describe(event: ev.AnyEvent) -> tuple[str, Level] | None:
@@ -100,6 +104,23 @@ def remedy_of(event: ev.CheckpointFailed) -> tuple[str, str]:
     if event.cause == "diverged":
         return "replicas differ", "look for what gives one replica other tensors than the rest"
     return "saves that came to nothing", "see why: outlast why --all; and check the target: outlast ckpt verify"
+
+
+def lost_remedy(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
+    """(the cause's name, what to do) where a run was stopped with steps that no checkpoint holds."""
+    settings = next((event.config for event in events if isinstance(event, ev.RunStarted)), {})
+    kept = bool(settings.get("checkpoint_dir")) or any(isinstance(event, _OF_SAVES) for event in events)
+    allowed = settings.get("stop_save_s")
+    if not kept:
+        and_time = ", and let a stop save first: stop_save_s is 0" if allowed == 0 else ""
+        return "no checkpoints were kept", f"keep them: --checkpoint-dir DIR{and_time}; {_SAVED_AT_A_STOP}"
+    name = "steps after the newest checkpoint"
+    if allowed == 0:
+        return name, f"let a stop save first: stop_save_s is 0; {_SAVED_AT_A_STOP}"
+    told = f" (it was {allowed:g} s)" if isinstance(allowed, int | float) else ""
+    took = max((event.durable_s for event in events if isinstance(event, ev.CheckpointSaved)), default=None)
+    cost = f"; the slowest save took {took:.3g} s" if took is not None else ""
+    return name, f"give a stop more time to save: raise stop_save_s{told}, and what the scheduler leaves it{cost}"
 
 
 def size(num_bytes: int) -> str:
