@@ -375,6 +375,7 @@ WORDS: dict[ChannelName, Any] = {
     "header": HeaderSaid(Header(member="", step=4, view=ViewId(1, 2), heard=1), (b"a buffer",)),
     "final": 4,
     "closer look": (),
+    "states": 1 << 60,
 }
 
 

@@ -45,6 +45,26 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
 
 
+class _LastSaves:
+    """The saves with which views end: nobody begins a step after one that still counts."""
+
+    def __init__(self) -> None:
+        self._steps: dict[ViewId, int] = {}
+        self._over: set[tuple[ViewId, int]] = set()  # which nobody need wait for any longer
+
+    def tried(self, view: ViewId, step: int) -> None:
+        if (view, step) not in self._over:
+            self._steps[view] = step
+
+    def over(self, view: ViewId, step: int) -> None:
+        self._over.add((view, step))
+        if self._steps.get(view) == step:
+            del self._steps[view]
+
+    def forbids(self, view: ViewId, step: int) -> bool:
+        return step >= self._steps.get(view, step + 1)
+
+
 class Oracle:
     """Judges a schedule by its invariants. Stops the world at the first violation."""
 
@@ -61,8 +81,7 @@ class Oracle:
         self._epochs: dict[str, int] = {}
         self._sizes: dict[tuple[int, int], int] = {}  # members of each view that was formed
         self._saves: dict[tuple[ViewId, int], tuple[str, bool]] = {}  # (view, step) -> (who, whether it saved it)
-        self._last: dict[ViewId, int] = {}  # of views that end with the save of this step
-        self._over: set[tuple[ViewId, int]] = set()  # such saves that nobody need wait for any longer
+        self._last = _LastSaves()
         self._stopped = False  # by members whose states differ, with good reason
         self._dropped: set[str] = set()  # whom a coordinator had given up when it wrote its record; for good
         self._given_up: set[str] = set()  # rightly told to start again, or let go; they may not have heard it yet
@@ -200,18 +219,15 @@ class Oracle:
 
     def last_save(self, view: View, step: int) -> None:
         """A member has saved what the run is to stop with."""
-        if (view.id, step) not in self._over:
-            self._last[view.id] = step
+        self._last.tried(view.id, step)
 
     def no_last_save(self, view: ViewId, step: int) -> None:
         """The coordinator has given a save up, or the time for it is up: the run need not stop with it."""
-        self._over.add((view, step))
-        if self._last.get(view) == step:
-            del self._last[view]
+        self._last.over(view, step)
 
     def begins(self, replica: Fellow, view: View, step: int) -> None:
         """A member computes, or exchanges, what follows."""
-        if step >= self._last.get(view.id, step + 1):
+        if self._last.forbids(view.id, step):
             self.violated("Last save", f"{replica.name} begins step {step} of view {view.id}, which stops before it")
 
     def published(self, generation: PublishedSave) -> None:

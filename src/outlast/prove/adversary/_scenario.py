@@ -236,7 +236,7 @@ def _with_saves(seed: int, full: Scenario) -> Scenario:
 
 
 def _with_stop(seed: int, full: Scenario) -> Scenario:
-    """Of four that keep checkpoints one is asked to stop, which it does with a save. Of its own seed."""
+    """One of four that keep checkpoints is asked to stop, which it does with a save. Of its own seed."""
     rng = Random(seed ^ 0x5709)
     if rng.random() >= 0.25:
         return full
