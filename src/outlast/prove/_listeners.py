@@ -77,7 +77,7 @@ def listeners(launcher: int, run_dir: Path) -> list[Listening]:
 
 
 def _is_outlasts(entry: _Entry) -> bool:
-    """Of a process in which a script runs: whether this is neither the script's nor torch's."""
+    """Whether a socket of a process in which a script runs is neither the script's nor torch's."""
     if isinstance(entry.address, str):
         return entry.address.startswith("\0" + _OWN)
     return entry.backlog == BACKLOG
@@ -127,7 +127,7 @@ def _of_script(pid: int, log: str, parent: str) -> _Owner:
 
 
 def _children(pid: int) -> list[int]:
-    """Of all its threads."""
+    """Those of all its threads."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in (_PROC / str(pid) / "task").iterdir():

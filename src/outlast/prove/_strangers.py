@@ -178,7 +178,7 @@ class Stranger:
             self._send(sock, data)
 
     def request(self, sock: socket.socket, _: Listening) -> None:
-        """Of HTTP, whole or in part, for what is not there or not for everybody."""
+        """A request of HTTP, whole or in part, for what is not there or not for everybody."""
         what = self._rng.choice(
             [b"GET /", b"GET /ready", b"GET /../../etc/passwd", b"POST /api/runs/run/ask/stop", b"PUT *"]
         )

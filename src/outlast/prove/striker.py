@@ -75,8 +75,8 @@ class StatusSample(msgspec.Struct, kw_only=True):
 
 class StrikeRecord(msgspec.Struct, kw_only=True):
     """All of one fleet. `started_s`: the clock of the commit log at 0; `unix_s`: the wall's; `reached`: how often the
-    stranger was let in as far as a connection, by whose socket it was, and `struck`
-    by which kind; `told_secret`: kinds that said the run's secret to it."""
+    stranger was let in as far as a connection, by whose socket it was; `told_secret`: which kinds of
+    sockets said the run's secret to it."""
 
     started_s: float
     unix_s: float
@@ -90,7 +90,6 @@ class StrikeRecord(msgspec.Struct, kw_only=True):
     samples: list[StatusSample] = []
     left: list[str] = []
     reached: dict[str, int] = {}
-    struck: dict[str, int] = {}
     told_secret: list[str] = []
     why: dict[str, Any] = {}
     status: dict[str, Any] = {}
@@ -167,7 +166,7 @@ class Striker:
         seed = self.fleet.seed + self.fleet.number
         with Stranger(self.folder / "run", launcher, seed, pause_s=_STRANGER_S) as stranger:
             yield
-        self.record.reached, self.record.struck = dict(stranger.reached), dict(stranger.struck)
+        self.record.reached = dict(stranger.reached)
         self.record.told_secret = sorted(stranger.told_secret)
 
     def _now(self) -> float:

@@ -45,12 +45,17 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
 
 
-class _LastSaves:
-    """The saves with which views end: nobody begins a step after one that still counts."""
+class _SavedSteps:
+    """Which steps a view's members save, all of them or none; and which it ends with: nobody begins a step after one
+    that still counts."""
 
     def __init__(self) -> None:
+        self._first: dict[tuple[ViewId, int], tuple[str, bool]] = {}  # who, whether it saved it
         self._steps: dict[ViewId, int] = {}
         self._over: set[tuple[ViewId, int]] = set()  # which nobody need wait for any longer
+
+    def first(self, view: ViewId, step: int, name: str, saves: bool) -> tuple[str, bool]:
+        return self._first.setdefault((view, step), (name, saves))
 
     def tried(self, view: ViewId, step: int) -> None:
         if (view, step) not in self._over:
@@ -80,8 +85,7 @@ class Oracle:
         self._first_decided: dict[ViewId, int] = {}
         self._epochs: dict[str, int] = {}
         self._sizes: dict[tuple[int, int], int] = {}  # members of each view that was formed
-        self._saves: dict[tuple[ViewId, int], tuple[str, bool]] = {}  # (view, step) -> (who, whether it saved it)
-        self._last = _LastSaves()
+        self._saves = _SavedSteps()
         self._stopped = False  # by members whose states differ, with good reason
         self._dropped: set[str] = set()  # whom a coordinator had given up when it wrote its record; for good
         self._given_up: set[str] = set()  # rightly told to start again, or let go; they may not have heard it yet
@@ -212,22 +216,22 @@ class Oracle:
     # --- checkpoints ---------------------------------------------------------------------------------------------
     def at_boundary(self, replica: Fellow, view: View, step: int, *, saves: bool) -> None:
         """A member goes on to the next step of a view: all of them have saved this one, or none has."""
-        who, saved = self._saves.setdefault((view.id, step), (replica.name, saves))
+        who, saved = self._saves.first(view.id, step, replica.name, saves)
         if saved != saves:
             first, second = (who, replica.name) if saved else (replica.name, who)
             self.violated("One save", f"{first} saves step {step} of view {view.id}, {second} does not")
 
     def last_save(self, view: View, step: int) -> None:
         """A member has saved what the run is to stop with."""
-        self._last.tried(view.id, step)
+        self._saves.tried(view.id, step)
 
     def no_last_save(self, view: ViewId, step: int) -> None:
         """The coordinator has given a save up, or the time for it is up: the run need not stop with it."""
-        self._last.over(view, step)
+        self._saves.over(view, step)
 
     def begins(self, replica: Fellow, view: View, step: int) -> None:
         """A member computes, or exchanges, what follows."""
-        if self._last.forbids(view.id, step):
+        if self._saves.forbids(view.id, step):
             self.violated("Last save", f"{replica.name} begins step {step} of view {view.id}, which stops before it")
 
     def published(self, generation: PublishedSave) -> None:
