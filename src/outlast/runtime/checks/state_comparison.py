@@ -70,8 +70,8 @@ class Comparison:
 
 def settled(rows: PartRows) -> PartRows:
     """Those of fingerprints by tensor that are of what only outcomes change: parameters, module buffers, what
-    optimizers keep and what a robust rule remembers. While members wait, the loop of one may have gone further than another's, between
-    two steps; what loops change then is not alike."""
+    optimizers keep and what a robust rule remembers. While members wait, the loop of one may have gone further than
+    another's, between two steps; what loops change then is not alike."""
     return tuple(row for row in rows if row[0].startswith(_SETTLED) or row[0].split("/")[1:4:2] == _KEPT)
 
 
