@@ -16,6 +16,8 @@ import typer
 from typer.core import TyperCommand
 
 from outlast.cli._of_others import hint_for
+from outlast.cli._run_checks import check_run_dir, tell_of_own_options
+from outlast.cli._runs import DEFAULT_RUNS
 from outlast.cli._script_checks import checked_script
 from outlast.errors import ConfigError
 
@@ -85,13 +87,24 @@ def run(
 ) -> int:
     """Train SCRIPT on replicas that may fail; give it ARGS. Exit code: the run's (reference/errors)."""
     given = dict(locals())  # those that are settings bear their names
+    if run_dir is not None:
+        check_run_dir(run_dir)
     resolved, command = _resolved(given, config), _command(script, module, args or [])
+    tell_of_own_options(command, _own_options())
     folder = run_dir or _new_directory()
     _serve(folder) if serve else None
     secret = _secret(secret_file, folder, resolved)
     code = launch(resolved, command, folder, as_json=as_json, host=host, secret=secret, probes=probes)
     _remember(folder)
     return code
+
+
+def _own_options() -> set[str]:
+    """The options of `outlast run` that have names of their own, as they are written."""
+    from typer.main import get_command
+
+    found = {name for param in get_command(app).params if isinstance(param, click.Option) for name in param.opts}
+    return {name for name in found if name.startswith("--")}
 
 
 def _secret(file: Path | None, folder: Path, resolved: Any) -> bytes | None:
@@ -339,7 +352,7 @@ def _new_directory() -> Path:
     import datetime
 
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = Path("outlast-runs")
+    base = Path(DEFAULT_RUNS)
     for number in range(1000):
         candidate = base / (stamp if number == 0 else f"{stamp}-{number}")
         if not candidate.exists():
