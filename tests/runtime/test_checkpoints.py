@@ -82,6 +82,9 @@ def test_a_fleet_that_goes_on_with_other_settings_says_so_once(fleet: Callable[.
     (told,) = [e for e in again.driven.events if isinstance(e, ev.CheckpointDiffers)]
     assert told.step == 4
     assert told.detail.startswith("guards: ")
+    over = fleet(replicas=2, steps=6, checkpoint_dir=str(place), guards="off")
+    assert over.finish() == 0, over.logs()
+    assert over.logs().count("the checkpoint is at step 6 and until is 6: nothing is left to train") == 1
 
 
 @pytest.mark.campaign

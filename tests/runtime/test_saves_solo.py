@@ -136,6 +136,20 @@ def test_stop_and_resume_is_never_stopping(tmp_path: Path, mode: str, monkeypatc
     assert all(verify(LocalStore(str(tmp_path)), g).problems == [] for g in LocalStore(str(tmp_path)).generations())
 
 
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_that_nothing_is_left_to_train_is_said_once_before_the_script_finds_no_step(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTLAST", mode)
+    train(2, keep(tmp_path))
+    train(3, keep(tmp_path))
+    assert "nothing is left" not in capsys.readouterr().err
+    for until in (3, 2):
+        assert train(until, keep(tmp_path))[0] == {}
+        told = f"outlast: the checkpoint is at step 3 and until is {until}: nothing is left to train; raise until, or"
+        assert capsys.readouterr().err.count(told) == 1
+
+
 def test_a_break_saves_and_the_loop_goes_on_from_there(tmp_path: Path) -> None:
     losses, found, _ = train(7, "off")
     first, _, _ = train(7, keep(tmp_path, every=1000), leave_at=2)

@@ -78,7 +78,7 @@ class PlainTraining:
         self._started = True
         at_the_script_s_end(self._save_what_is_left)
         positive("until", until)
-        start = self.saves.resume() if self.saves is not None else None
+        start = self.saves.resume(until) if self.saves is not None else None
         if self.saves is not None and self.saves.stopped:
             self.stopped, until = self.saves.stopped, min(until, start or 0)
         if self.saves is not None:

@@ -28,6 +28,7 @@ from outlast.runtime.saving.restore import (
     asked_in,
     check_facts,
     kept_settings,
+    nothing_left,
     restore,
     stopped_in,
     tree_of,
@@ -60,8 +61,9 @@ class PlainSaves:
         self._handle: Handle | None = None
         self._last: concurrent.futures.Future[int] | None = None
 
-    def resume(self) -> int | None:
-        """The step to begin with, its state loaded; None to begin at step 0. Raises CheckpointError, ConfigError."""
+    def resume(self, until: int) -> int | None:
+        """The step to begin with, its state loaded; None to begin at step 0. Says so where that is `until` already.
+        Raises CheckpointError, ConfigError."""
         wanted, config = self._env.config.resume, self._env.config
         if wanted == "never":
             return None
@@ -82,7 +84,10 @@ class PlainSaves:
         restore(self._state, loaded.tree)
         if wanted == "auto":
             self.stopped, self.asked = stopped_in(loaded.tree), asked_in(loaded.tree)
-        return int(loaded.tree["run"]["step"])
+        step = int(loaded.tree["run"]["step"])
+        if told := nothing_left(step, until, self.stopped):
+            print(f"outlast: {told}", file=sys.stderr, flush=True)
+        return step
 
     def boundary(self, step: int, *, last: bool, stopped: str = "", asked: str = "") -> None:
         """The step is done, and the loop's code that follows it. `stopped`: why it was the last; `asked`: why the next

@@ -21,8 +21,8 @@ from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.state import State
 
 __all__ = [
-    "DIFFERS", "KEPT", "RUN_FACTS", "adopt", "asked_in", "check_facts", "kept_settings", "restore", "stopped_in",
-    "tree_of",
+    "DIFFERS", "KEPT", "RUN_FACTS", "adopt", "asked_in", "check_facts", "kept_settings", "nothing_left", "restore",
+    "stopped_in", "tree_of",
 ]  # fmt: skip
 
 RUN_FACTS = (
@@ -58,6 +58,19 @@ def stopped_in(tree: Mapping[str, Any]) -> str:
 def asked_in(tree: Mapping[str, Any]) -> str:
     """Why the loop wanted training to end with the step after that of a tree of `tree_of`; "" if it did not."""
     return str(tree["run"].get("asked", ""))
+
+
+def nothing_left(step: int, until: int, stopped: str) -> str:
+    """What to tell of a state, loaded as training begins, after which no step comes; "" if one does. `stopped`: why
+    training had ended with it, of `stopped_in`."""
+    if stopped:
+        return f"training ended at step {step} ({stopped}), and stays ended: nothing is left to train; use another directory"
+    if step < until:
+        return ""
+    return (
+        f"the checkpoint is at step {step} and until is {until}: nothing is left to train; raise until, or use another "
+        "directory"
+    )
 
 
 def _names(model: torch.nn.Module) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from outlast.runtime.host.environment import Environment
 from outlast.runtime.saving._initial_weights import begin_with
 from outlast.runtime.saving.contents import PARTS, no_checkpoint, place_and_number, weights_only
 from outlast.runtime.saving.member_saves import Saves
-from outlast.runtime.saving.restore import DIFFERS, KEPT, adopt, check_facts, kept_settings
+from outlast.runtime.saving.restore import DIFFERS, KEPT, adopt, check_facts, kept_settings, nothing_left
 from outlast.runtime.settings.save_settings import TIMEOUT_S
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.transport.save_messages import SaveBase
@@ -39,13 +39,24 @@ def begin(env: Environment, engine: Engine, view: View, saves: Saves | None) -> 
 
     Raises what `resume` and `begin_with` do.
     """
+    leads = view.members[0] == env.me and not env.place
     if saves is not None and resume(saves) is not None:
+        if leads:
+            _tell_if_over(saves)
         return
     timeout_s = saves.settings.timeout_s if saves is not None else TIMEOUT_S
     done = begin_at_zero(env.config, engine.state.model, timeout_s)
     engine.take_buffers()
-    if done and view.members[0] == env.me and not env.place:
+    if done and leads:
         print(f"outlast: {done}", file=sys.stderr, flush=True)
+
+
+def _tell_if_over(saves: Saves) -> None:
+    """Say that the loop will be given no step, unless it is this very run that came so far: it has lost all replicas."""
+    until, committed, stopped = saves.member.until, saves.member.committed, saves.engine.stopped
+    told = "" if until is None or saves.env.until else nothing_left(committed, until, stopped)
+    if told and not _has_begun(saves):
+        print(f"outlast: {told}", file=sys.stderr, flush=True)
 
 
 def usable(loaded: LoadedState | None, url: str, config: RunConfig) -> LoadedState | None:
