@@ -29,4 +29,5 @@ def test_a_run_or_the_newest_of_those_inside(tmp_path: Path) -> None:
 def test_no_run_is_said_so(tmp_path: Path, path: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         find_run(tmp_path / path)
-    assert "--run-dir" in caught.value.remedy
+    for where in ("in the folder in which the run was started", "outlast-runs/NAME", "--run-dir"):
+        assert where in caught.value.remedy

@@ -135,6 +135,8 @@ def test_a_loop_that_is_held_up_again_and_again_is_told_by_its_longest_times(sto
         ("agent_lost", "its host is not heard of: silent for 0.61 s while others wait for it", "a host lost"),
         ("exit", "exit code 3", "a process ended by itself"),
         ("broken path", "r1.0 and r2.0", "a broken path between members"),
+        ("evicted", "it was still starting when training ended", "too late to take part"),
+        ("evicted", "it was still starting when the run finished", "too late to take part"),
         ("gremlins", "", "another cause"),
     ],
 )
@@ -165,3 +167,29 @@ def test_the_words_of_a_script_are_told_after_the_sentence_and_mislead_nobody(st
         assert f": {first}. Before that, nothing failed." in sentence
         assert rest.endswith("KeyError: 3")
         assert [advice.cause for advice in told.advice] == [cause]
+
+
+def test_who_was_still_starting_at_the_end_needs_no_remedy(story: Any) -> None:
+    late = ev.ReplicaExited(
+        at_s=1_009.0, replica="r3.1", cause="evicted", detail="it was still starting when training ended",
+        noticed_by="coordinator",
+    )  # fmt: skip
+    (advice,) = why([*story.started, *story.training, late, *story.finished]).advice
+    assert (advice.who, advice.remedy.partition(":")[0]) == (["r3.1"], "nothing is to be done")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_script_that_never_joined_is_told_which_calls_make_it_part_of_a_run(story: Any, finished: bool) -> None:
+    words = "exit code 0, and steps() of outlast.join().protect(...) was never begun; the end of r0.1.log:\nhi\n"
+    exits = [
+        ev.ReplicaExited(at_s=1_003.0, replica=name, cause="exit", detail=words, noticed_by="agent")
+        for name in ("r0.1", "r1.1")
+    ]
+    end = ev.RunFinished(
+        at_s=1_004.0, outcome="failed", steps=0, detail=f"the script ended before training started:\n{words}",
+        exit_code=5, seconds={},
+    )  # fmt: skip
+    (advice,) = why([*story.started, *exits, *([end] if finished else [])], held=True).advice
+    assert advice.who == (["run"] if finished else []) + ["r0.1", "r1.1"]
+    for call in ("outlast.join()", "run.protect(", "training.steps(until="):
+        assert call in advice.remedy

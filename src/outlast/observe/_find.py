@@ -36,5 +36,9 @@ def find_run(path: Path) -> Found:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="give a directory you may read") from error
     if not runs:
         what = "holds no run" if path.exists() else "does not exist"
-        raise ConfigError(f"{path} {what}", remedy="give the directory that `outlast run --run-dir` was given")
+        raise ConfigError(
+            f"{path} {what}",
+            remedy="call it in the folder in which the run was started, or give that folder's outlast-runs/NAME, or "
+            "what `outlast run --run-dir` was given",
+        )
     return Found(max(runs, key=started_at_s), len(runs))

@@ -67,6 +67,11 @@ class _Cause(NamedTuple):
 
 
 _CAUSES: dict[str, _Cause] = {
+    "the script never began to train": _Cause(
+        r"steps\(\) of outlast\.join\(\)\.protect\(\.\.\.\) was never begun",
+        "a script takes part in its run by three calls: run = outlast.join(), training = run.protect(model, optimizer, "
+        "dataset, ...), for step in training.steps(until=...); it ended well without the last of them (docs: A first "
+        "run). outlast convert SCRIPT says what to change in one for torchrun"),
     "the script, before it trained": _Cause(
         r"^the script ended before training started",
         "its own last words are above; mend it alone first: python SCRIPT is a fleet of one"),
@@ -118,6 +123,9 @@ _CAUSES: dict[str, _Cause] = {
     "a broken path between members": _Cause(
         r"path|partition|connection|reset|network|unreachable",
         "check the links and firewalls between the hosts named; outlast status shows which replica was left out"),
+    "too late to take part": _Cause(
+        r"still starting when (training ended|the run finished)",
+        "nothing is to be done: training was over before it was ready, and went on without it"),
     "silent for too long": _Cause(
         r"stop|hang|hung|silen|deadline|evict|stall|suspect|progress",
         "if it was slow rather than stuck, raise outside_s (the loop's body) or stall_floor_s (outlast's own phases); "
@@ -134,9 +142,9 @@ _CAUSES: dict[str, _Cause] = {
     "another cause": _Cause("", "read the replica's log in the run directory around that time"),
 }  # fmt: skip
 _TELLING = (
-    "the script, before it trained", "its host was put out", "a guard stopped the run", "a wrong gradient",
-    "out of memory", "the loop cannot be repeated", "the loop fails on one microbatch",
-    "replicas differ", "nobody left",
+    "the script never began to train", "the script, before it trained", "its host was put out",
+    "a guard stopped the run", "a wrong gradient", "out of memory", "the loop cannot be repeated",
+    "the loop fails on one microbatch", "replicas differ", "nobody left",
 )  # fmt: skip
 """What decides wherever it stands, in the cause or in its detail."""
 
@@ -144,7 +152,7 @@ _BY_CAUSE: dict[str, tuple[str, ...]] = {
     "signal": ("killed from outside", "a crash in native code", "asked to leave", "another cause"),
     "exit": ("killed from outside", "a process ended by itself"),
     "exception": ("an exception in the loop",),
-    "evicted": ("put out by a guard", "a broken path between members", "silent for too long"),
+    "evicted": ("too late to take part", "put out by a guard", "a broken path between members", "silent for too long"),
     "agent_lost": ("a host lost", "an agent lost"),
     "coordinator": ("the coordinator lost",),
 }
@@ -348,6 +356,9 @@ def _advice_of_loss(events: Sequence[ev.AnyEvent], state: Status, gone: int) -> 
     return [Advice(cause=name, count=1, who=["run"], remedy=text)]
 
 
+_SCRIPT_S_WORDS = ("all replicas failed", "the script ended before training started")  # and then what its end was
+
+
 def _faults(events: Sequence[ev.AnyEvent]) -> list[tuple[str, str, str]]:
     """(cause, detail, who) of each fault once: an exit that led to a recovery is told by its recovery.
 
@@ -363,6 +374,6 @@ def _faults(events: Sequence[ev.AnyEvent]) -> list[tuple[str, str, str]]:
                 faults.append((event.cause, detail, event.replica))
             case ev.RunFinished() if event.outcome == "failed":
                 first, _, words = (event.detail or "failed").partition("\n")  # a traceback may name anything
-                faults.append((first, words if first.startswith("all replicas failed") else "", "run"))
+                faults.append((first, words if first.startswith(_SCRIPT_S_WORDS) else "", "run"))
     faults += [(e.cause, e.detail, e.replica) for e in exits.values() if e.cause != "agent_lost"]
     return faults
