@@ -48,7 +48,17 @@ def test_a_script_that_sets_no_seed_is_asked_for_one() -> None:
     assert [r.why.rpartition(": ")[2] for r in script().remarks if r.what == "no seed is set"] == [
         "torch.manual_seed(…) before the model"
     ]
-    for before in ("torch.manual_seed(0)\n", "from mine import set_seed\nset_seed(3)\n"):
+    for before in (
+        "g = torch.Generator().manual_seed(0)\n",
+        "g = torch.Generator()\ng.manual_seed(0)\n",
+        "import random\nimport numpy as np\nrandom.seed(1)\nnp.random.seed(1)\ntorch.cuda.manual_seed_all(1)\n",
+    ):
+        assert [r for r in script(before).remarks if r.what == "no seed is set"], before
+    for before in (
+        "torch.manual_seed(0)\n",
+        "from torch import manual_seed as start\nstart(0)\n",
+        "from mine import set_seed\nset_seed(3)\n",
+    ):
         assert not [r for r in script(before).remarks if "seed" in r.what], before
 
 

@@ -15,6 +15,17 @@ from outlast.convert._loops import Loops
 __all__ = ["Arguments"]
 
 
+_SEED_NO_WEIGHTS = ("random.seed", "numpy.random.seed", "torch.seed", "torch.initial_seed")
+
+
+def _seeds_torch(called: str) -> bool:
+    """Whether a call, by its full name, may seed what weights are drawn from: not a generator's own `manual_seed`, nor
+    that of GPUs alone, nor another library's. A function of unknown name and make that speaks of seeds may."""
+    if called.rpartition(".")[2].startswith("manual_seed"):
+        return called in ("torch.manual_seed", "torch.random.manual_seed", "torch.default_generator.manual_seed")
+    return "seed" in called.rpartition(".")[2] and called not in _SEED_NO_WEIGHTS
+
+
 class Arguments:
     """Finds the arguments of one call of `protect`. `made`: the rewrite of the script; `given`: further arguments, as
     text in the loop's function."""
@@ -45,8 +56,7 @@ class Arguments:
 
     def _ask_for_a_seed(self, loop: ast.For) -> None:
         """DDP and torchft give the first process's weights to the others; here each replica builds its own."""
-        called = (self.facts.dotted(call.func).rpartition(".")[2] for call in calls_in(self.facts.tree))
-        if not any("seed" in name for name in called):
+        if not any(_seeds_torch(self.facts.dotted(call.func)) for call in calls_in(self.facts.tree)):
             why = "all replicas begin with the same weights, and none are sent: torch.manual_seed(…) before the model"
             self.made.say(loop, "check", "no seed is set", why)
 

@@ -64,7 +64,8 @@ def nothing_left(step: int, until: int, stopped: str) -> str:
     """What to tell of a state, loaded as training begins, after which no step comes; "" if one does. `stopped`: why
     training had ended with it, of `stopped_in`."""
     if stopped:
-        return f"training ended at step {step} ({stopped}), and stays ended: nothing is left to train; use another directory"
+        ended = f"training ended at step {step} ({stopped}), and stays ended"
+        return f"{ended}: nothing is left to train; use another directory"
     if step < until:
         return ""
     return (

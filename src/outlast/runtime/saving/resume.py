@@ -52,7 +52,7 @@ def begin(env: Environment, engine: Engine, view: View, saves: Saves | None) -> 
 
 
 def _tell_if_over(saves: Saves) -> None:
-    """Say that the loop will be given no step, unless it is this very run that came so far: it has lost all replicas."""
+    """Say that the loop will be given no step, unless this very run came so far, and has lost all its replicas."""
     until, committed, stopped = saves.member.until, saves.member.committed, saves.engine.stopped
     told = "" if until is None or saves.env.until else nothing_left(committed, until, stopped)
     if told and not _has_begun(saves):
