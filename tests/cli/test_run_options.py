@@ -67,6 +67,17 @@ def test_options_of_outlast_after_the_script_are_told_of(
         assert told.startswith(f"outlast: {names} after {train} is given to the script; an option of outlast's goes ")
 
 
+@pytest.mark.parametrize("option", ["--microbatches", "--global-batch-size", "--seed"])
+def test_what_is_an_argument_of_protect_is_told_so(
+    option: str, tmp_path: Path, launched: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", option, "4", script(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert f"{option} is said in the script, as an argument: protect({option[2:].replace('-', '_')}=…)" in err
+    assert "Did you mean" not in err
+    assert launched == []
+
+
 @pytest.mark.parametrize("given", ["outlast-runs", "./outlast-runs/", "elsewhere"])
 def test_a_directory_that_holds_runs_is_no_run_s(
     given: str,

@@ -122,7 +122,7 @@ def test_more_replicas_than_microbatches_is_told_once_and_nobody_is_restarted(tm
     code, out, err, events = run(tmp_path, "well", "--replicas", "3", *unhurried(tmp_path))
     assert code == 2
     assert (out + err).count("3 replicas cannot share 2 microbatches") == 1
-    assert "--replicas 2 or fewer" in out + err
+    assert "protect(microbatches=3) or more, or at most --replicas 2" in out + err
     assert set(started(events)) <= {"r0.1", "r1.1", "r2.1"}
 
 

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from outlast.cli._of_others import hint_for
-from outlast.cli._run_checks import check_run_dir, tell_of_own_options
+from outlast.cli._run_checks import argument_for, check_run_dir, tell_of_own_options
 from outlast.cli._runs import DEFAULT_RUNS
 from outlast.cli._script_checks import checked_script
 from outlast.errors import ConfigError
@@ -39,6 +39,9 @@ class _Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            if argument := argument_for(error.option_name):
+                said = f"{error.option_name} is said in the script, as an argument: protect({argument}=…)"
+                raise click.UsageError(said, ctx) from error
             hint = hint_for(error.option_name)
             if hint is None:
                 raise

@@ -12,7 +12,18 @@ from pathlib import Path
 from outlast.cli._runs import DEFAULT_RUNS
 from outlast.errors import ConfigError
 
-__all__ = ["check_run_dir", "tell_of_own_options"]
+__all__ = ["argument_for", "check_run_dir", "tell_of_own_options"]
+
+
+_OF_PROTECT = frozenset({
+    "microbatches", "global_batch_size", "seed", "shuffle", "clip_norm", "num_workers", "drop_last", "scheduler", "scaler",
+})  # fmt: skip
+
+
+def argument_for(option: str) -> str:
+    """The argument of `protect` that an option which `outlast run` does not have is called like; "" for none."""
+    name = option.lstrip("-").replace("-", "_")
+    return name if name in _OF_PROTECT else ""
 
 
 def check_run_dir(run_dir: Path) -> None:

@@ -187,6 +187,7 @@ def check_shares(replicas: int, microbatches: int) -> None:
     """ConfigError where a replica would have nothing to do."""
     if replicas > microbatches:
         raise ConfigError(
-            f"{replicas} replicas cannot share {microbatches} microbatches",
-            remedy=f"microbatches={replicas} or more, or --replicas {microbatches} or fewer",
+            f"{replicas} replicas cannot share {microbatches} microbatch{'es' * (microbatches > 1)}: each needs one in "
+            "every step",
+            remedy=f"protect(microbatches={replicas}) or more, or at most --replicas {microbatches}",
         )

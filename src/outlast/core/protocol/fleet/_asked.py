@@ -82,7 +82,7 @@ def _scale(c: FleetState, wanted: int) -> _Done:
     if c.num_microbatches and wanted > c.num_microbatches:
         raise Refusal(
             f"{wanted} replicas cannot share the {c.num_microbatches} microbatches of a step",
-            f"ask for {c.num_microbatches} or fewer",
+            f"ask for at most {c.num_microbatches}",
         )
     if _robust(c) and wanted < c.began_with:
         raise Refusal(
