@@ -115,7 +115,7 @@ def test_ranks_that_are_given_among_others(line: str, becomes: str) -> None:
         ("before", "if int(os.environ['RANK']) == 0: print('begin')", "before the first step"),
         ("first", "if x is None: continue", "0.0 * loss"),
         ("last", "if loss.item() < 0.1: break", "training.stop"),
-        ("last", "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "step.grad_norm"),
+        ("last", "norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))", "step.grad_norm"),
         ("last", "dist.all_reduce(loss)", "step.metric"),
         ("last", "other.step()", "a second optimizer"),
         ("last", "scheduler.step(loss)", "stepped in the loop"),
@@ -321,3 +321,43 @@ def test_a_script_without_ddp_is_converted_completely() -> None:
 def test_what_is_no_script_is_refused() -> None:
     with pytest.raises(ConfigError, match="line 1"):
         convert("for x in:")
+
+
+NORM = """
+loss = model(x).sum()
+optimizer.zero_grad()
+loss.backward()
+{clip}
+optimizer.step()
+{after}
+"""
+
+
+def normed(clip: str, after: str) -> Conversion:
+    turn = "".join(f"        {line}\n" for line in NORM.format(clip=clip, after=after).strip().splitlines())
+    head, _, _ = LOOP.partition("        {first}")
+    return convert(f"import torch.distributed as dist{IMPORTS}{head}{turn}", processes=4)
+
+
+def test_the_norm_that_clipping_gave_is_the_step_s() -> None:
+    clip = "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.5)"
+    found = normed(clip, "print(norm, norm.item())")
+    assert found.complete, by_hand(found)
+    assert "clip_norm=0.5" in found.after
+    assert "        norm = step.grad_norm\n        print(norm, norm)\n" in found.after
+
+
+@pytest.mark.parametrize(
+    ("clip", "after", "words"),
+    [
+        ("norm = clip_grad_norm_(model.parameters(), 1.0)", "log(norm.detach())", "norm is a number now"),
+        ("norm = clip_grad_norm_(model[0].parameters(), 1.0)", "pass", "clips the gradient of the whole model"),
+        ("norms.append(clip_grad_norm_(model.parameters(), 1.0))", "pass", "step.grad_norm behind the loop"),
+        ("norm = clip_grad_norm_(model.parameters(), 1.0, 1)", "pass", "step.grad_norm behind the loop"),
+        ("norm = 2 * clip_grad_norm_(model.parameters(), 1.0)", "pass", "step.grad_norm behind the loop"),
+    ],
+)
+def test_a_norm_that_is_used_otherwise_is_left_to_a_person(clip: str, after: str, words: str) -> None:
+    found = normed(clip, after)
+    assert not found.complete
+    assert words in by_hand(found)

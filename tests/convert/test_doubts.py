@@ -213,3 +213,21 @@ def test_a_block_that_is_empty_now_has_something_in_it(word: str) -> None:
     found = script(after=f"try:\n    print(1)\n{word}:\n    dist.destroy_process_group()\n")
     assert found.complete, found.remarks
     assert f"{word}:\n    pass" in found.after
+
+
+RESUMES = """
+import os, torch
+if os.path.exists("a.pt"):
+    state = torch.load("a.pt")
+    start = state["epoch"]
+    {loads}
+"""
+
+
+def test_own_checkpoints_are_told_beside_those_that_a_run_keeps() -> None:
+    save = "torch.save({'model': model.state_dict(), 'epoch': epoch}, 'a.pt')"
+    told = script(RESUMES.format(loads="net.load_state_dict(state['model'])"), turn=STEP + save).remarks
+    found = {r.what: (r.kind, "--checkpoint-dir" in r.why) for r in told if r.what.startswith("torch.")}
+    assert found == {"torch.load(…)": ("check", True), "torch.save(…)": ("check", True)}
+    only_data = script(RESUMES.format(loads="pass"), turn=STEP + save).remarks
+    assert not [r for r in only_data if r.what.startswith("torch.")]

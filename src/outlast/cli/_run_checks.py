@@ -16,7 +16,8 @@ __all__ = ["argument_for", "check_run_dir", "tell_of_own_options"]
 
 
 _OF_PROTECT = frozenset({
-    "microbatches", "global_batch_size", "seed", "shuffle", "clip_norm", "num_workers", "drop_last", "scheduler", "scaler",
+    "microbatches", "global_batch_size", "seed", "shuffle", "clip_norm", "num_workers", "drop_last", "scheduler",
+    "scaler",
 })  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import ast
 from typing import Any
 
 from outlast.convert._arguments import Arguments
+from outlast.convert._clipping import clipped
 from outlast.convert._facts import names_in
 from outlast.convert._loops import Loops
 
@@ -32,6 +33,7 @@ class LoopBody:
         self.given: dict[str, str] = {}  # further arguments of protect
         self.optimizer = ""
         self.accumulated = ""
+        self.normed: list[ast.Call] = []  # clipping whose result is used: the step's norm stands in its place
         self.divided = False  # by what is accumulated
         self.inner: tuple[int, set[ast.stmt]] | None = None  # the last of the inner loop, and what reads the batch
         self.span: tuple[int, int] | None = None  # the first and the last
@@ -69,7 +71,7 @@ class LoopBody:
         owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
         alone = isinstance(self.facts.parents[call], ast.Expr)
         if last in ("clip_grad_norm_", "clip_grad_value_"):
-            self._clip(call, last, alone)
+            clipped(self, call, last, alone)
         elif last == "step" and alone:
             self._stepped(call, owner)
         elif last in _LEAVE and alone and (last != "update" or "scaler" in owner.lower()):
@@ -152,18 +154,6 @@ class LoopBody:
                 ast.unparse(self.loops.loss),
                 "microbatches are averaged for you: leave the division out",
             )
-
-    def _clip(self, call: ast.Call, last: str, alone: bool) -> None:
-        bound = (
-            call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "max_norm"), None)
-        )
-        if last != "clip_grad_norm_" or bound is None or not alone or len(call.args) + len(call.keywords) > 2:
-            self._by_hand(
-                call, ast.unparse(call), "protect(clip_norm=…), and step.grad_norm behind the loop over batches"
-            )
-            return
-        self.given["clip_norm"] = ast.unparse(bound)
-        self.made.drop(call, ast.unparse(call), "protect(clip_norm=…); step.grad_norm is the norm before clipping")
 
     def _of_loop(self, node: ast.AST) -> bool:
         loop = next((o for o in self.facts.within(node) if isinstance(o, ast.For | ast.While)), None)

@@ -57,7 +57,7 @@ class _Doubts:
         loops = self.loops
         region = loops.batches if loops.step_call is None else self.facts.function_of(loops.backward)
         nodes = [*ast.walk(loops.batches), *(ast.walk(region) if region is not loops.batches else ())]
-        return [n for n in nodes if isinstance(n, ast.Call) and self.made.gone(n)]
+        return [n for n in nodes if isinstance(n, ast.Call) and (self.made.gone(n) or n in self.body.normed)]
 
     def _ifs(self, node: ast.AST) -> list[ast.If]:
         found = []

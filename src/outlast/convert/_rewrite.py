@@ -14,6 +14,7 @@ from outlast.convert._edits import Edits
 from outlast.convert._facts import LOADERS, Facts, calls_in, pairs_of, shuffle_of
 from outlast.convert._joining import add_join, joined_as, without_unused_imports
 from outlast.convert._loops import OWN_LOOP, Loops, Unclear, find_loops
+from outlast.convert._own_saves import say_own_saves
 from outlast.convert._peers import flattened, followed, leave_calls_out
 from outlast.convert._remembered import say_remembered
 from outlast.convert._survivors import say_survivors
@@ -142,6 +143,7 @@ class _Rewrite:
         add_join(self, self.joined, "import outlast", "from outlast.adapters.loaders import of_loader")
         after = self._applied()
         if after != self.source:
+            say_own_saves(self)
             say_doubts(self, body, loops)
             say_remembered(self, body, loops)
             say_survivors(self, after)
@@ -154,6 +156,7 @@ class _Rewrite:
         self._ranks(outermost_loop(self.facts))
         add_join(self, self.joined, "import outlast")
         say_loops(self)
+        say_own_saves(self)
         after = self._applied()
         say_survivors(self, after)
         return after
