@@ -237,11 +237,17 @@ def test_a_stopped_rank_is_continued_once_and_then_the_coordinator_says_what_fol
     assert set(examined(alone)) == {("T", False, False)}
 
 
-def test_who_has_not_joined_in_time_is_told_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("used_s", "told_s"), [(3.0, 10.0), (0.5, 40.0)])
+def test_who_has_not_joined_in_time_is_told_of(tmp_path: Path, used_s: float, told_s: float) -> None:
+    """Sooner if it works: who has hardly had a processor may not have come so far, or wait for something for ever."""
     alone = Alone(tmp_path, formation_s=10.0)
     alone.at(0.5, spawn())
-    alone.goes(12.0)
-    assert alone.calls.all(m.Unjoined) == [m.Unjoined(member="r0.1", for_s=10.0)]
+    alone.host.after(1.0, lambda: alone.host.used_s.update({child.pid: used_s for child in alone.ranks}))
+    alone.host.after(told_s, lambda: seen.extend(alone.calls.all(m.Unjoined)))
+    seen = list[m.Unjoined]()
+    alone.goes(told_s + 2.0)
+    assert seen == []
+    assert alone.calls.all(m.Unjoined) == [m.Unjoined(member="r0.1", for_s=told_s)]
 
 
 # --- the connection ---------------------------------------------------------------------------------------------------

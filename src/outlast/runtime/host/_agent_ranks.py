@@ -50,6 +50,7 @@ __all__ = ["AgentRanks"]
 
 _LOOK_S = 0.15  # between two looks at a suspect's processor time
 _BUSY = 0.2  # share of that time that counts as working
+_LOOKS = 4  # whether a script that takes no processor time has joined
 _GRACE_S = 3.0  # between asking a rank to stop and killing it
 _HOST_BEAT_S = 0.2  # of an agent on whose host others may wait: how soon its silence is noticed
 
@@ -192,10 +193,15 @@ class AgentRanks:
         """All ranks that have not ended."""
         return [rank for lead in self.ranks.values() for rank in lead.all()]
 
-    def _look_whether_joined(self, member: str) -> None:
+    def _look_whether_joined(self, member: str, looks: int = 1) -> None:
+        """On a busy machine a script may not have come to its first line: who has hardly run is looked at again."""
         rank = self.ranks.get(member)
-        if rank is not None and not rank.progress.joined:
-            self._send(m.Unjoined(member=member, for_s=self.formation_s))
+        if rank is None or rank.progress.joined:
+            return
+        if looks < _LOOKS and self.system.cpu_s(rank.child.pid) < _BUSY * self.formation_s:
+            self.agenda.at(self.formation_s, lambda: self._look_whether_joined(member, looks + 1))
+        else:
+            self._send(m.Unjoined(member=member, for_s=looks * self.formation_s))
 
     def _ended(self, lead: Rank, rank: Rank) -> None:
         noticed = self.system.now_s()

@@ -89,7 +89,7 @@ class Run {
     wide.append(this.top);
     if (Object.keys(ASKS).length) {
       this.answer = el("p", { class: "soft", role: "status" });
-      this.card(wide, "Ask the run", el("div", { class: "chips" }, ...Object.entries(ASKS).map(([wish, about]) =>
+      this.asks = this.card(wide, "Ask the run", el("div", { class: "chips" }, ...Object.entries(ASKS).map(([wish, about]) =>
         el("button", { type: "button", onclick: () => this.ask(wish, about) }, (ASKED[wish] || wish).toLowerCase()))), this.answer);
     }
     this.strip = this.canvas("When things happened, by kind", 114);
@@ -253,6 +253,7 @@ class Run {
       ["wall time", seconds(head.accounts.wall)],
       ...(head.ranks > 1 ? [["ranks a replica", count(head.ranks)]] : []),
     ];
+    if (this.asks) this.asks.hidden = OVER.includes(s.state); // nobody is there to answer
     this.top.replaceChildren(...[
       el("h1", {}, `${this.name} `, s.run_id ? el("span", { class: "soft" }, `${s.run_id} `) : "", el("span", { class: `state ${s.state}` }, s.state)),
       el("p", {}, story ? story.headline : s.detail),
