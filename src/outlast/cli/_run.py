@@ -90,8 +90,7 @@ def run(
 ) -> int:
     """Train SCRIPT on replicas that may fail; give it ARGS. Exit code: the run's (reference/errors)."""
     given = dict(locals())  # those that are settings bear their names
-    if run_dir is not None:
-        check_run_dir(run_dir)
+    check_run_dir(run_dir)
     resolved, command = _resolved(given, config), _command(script, module, args or [])
     tell_of_own_options(command, _own_options())
     folder = run_dir or _new_directory()

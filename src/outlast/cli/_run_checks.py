@@ -27,10 +27,13 @@ def argument_for(option: str) -> str:
     return name if name in _OF_PROTECT else ""
 
 
-def check_run_dir(run_dir: Path) -> None:
-    """Raise ConfigError for a directory that holds runs: `status` and `why` would take the new run for all of them."""
+def check_run_dir(run_dir: Path | None) -> None:
+    """Raise ConfigError for a directory that holds runs: `status` and `why` would take the new run for all of them.
+    None: a new one is made."""
     from outlast.journal import holds_run
 
+    if run_dir is None:
+        return
     try:
         among = next((entry for entry in run_dir.iterdir() if holds_run(entry)), None) if run_dir.is_dir() else None
     except OSError:  # told where the run's files are made
