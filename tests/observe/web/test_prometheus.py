@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -73,7 +74,37 @@ tests:
             exp_annotations:
               summary: "a replica of a computed another gradient"
               remedy: "outlast why names host and device; take it out of service and test it"
+  - interval: 5m
+    input_series:
+      - {{series: 'outlast_run_state{{run="slow",state="training"}}', values: '1x100'}}
+      - {{series: 'outlast_wall_seconds{{run="slow"}}', values: '0+300x100'}}
+      - {{series: 'outlast_time_seconds{{run="slow",use="productive"}}', values: '0+210x100'}}
+      - {{series: 'outlast_run_state{{run="well",state="training"}}', values: '1x100'}}
+      - {{series: 'outlast_wall_seconds{{run="well"}}', values: '0+300x100'}}
+      - {{series: 'outlast_time_seconds{{run="well",use="productive"}}', values: '0+255x100'}}
+      - {{series: 'outlast_checkpoints_failed_total{{run="full"}}', values: '0x5 1 2 3 4x90'}}
+      - {{series: 'outlast_checkpoints_failed_total{{run="once"}}', values: '0x5 1x95'}}
+    alert_rule_test:
+      - {{eval_time: 400m, alertname: OutlastUsefulTimeBurnsFast, exp_alerts: []}}
+      - eval_time: 450m
+        alertname: OutlastUsefulTimeBurnsSlowly
+        exp_alerts:
+          - exp_labels: {{run: slow, severity: ticket}}
+            exp_annotations: {{summary: "slow used 30% of the last six hours for nothing", remedy: "outlast why"}}
+      - {{eval_time: 20m, alertname: OutlastSavesFail, exp_alerts: []}}
+      - eval_time: 60m
+        alertname: OutlastSavesFail
+        exp_alerts:
+          - exp_labels: {{run: full, severity: ticket}}
+            exp_annotations:
+              summary: "saves of full fail"
+              remedy: "outlast why names the cause; free space, rights, the store"
 """
+
+
+def test_each_alert_is_seen_to_fire() -> None:
+    alerts = set(re.findall(r"alert: (\w+)", RULES.read_text()))
+    assert alerts == set(re.findall(r"alertname: (\w+)\n +exp_alerts:\n", CASES))
 
 
 @needs_promtool
