@@ -46,6 +46,30 @@ def test_entries_come_in_parts_to_who_takes_one_after_the_other(
             assert list(journal.each()) == journal.events()
 
 
+def test_entries_are_found_by_their_times_and_from_a_place_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_journal, "_PART", 2)
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many([notice(number) for number in (1, 2, 3, 2, 5)])
+        assert journal.flush()
+        written = journal.events()
+        assert list(journal.each(since_seq=written[1].seq)) == written[2:]
+        assert list(journal.each_at({written[1].event.at_s, 77.0})) == [written[1], written[3]]
+        assert list(journal.each_at(set())) == []
+
+
+def test_a_journal_has_records_of_its_own(tmp_path: Path) -> None:
+    """Also before anybody has claimed, and no longer from one that was followed."""
+    with Journal.create(tmp_path / "run") as journal:
+        assert journal.epoch_here == 0
+        assert journal.put_here(0, "key", b"waiting")
+        old, new = journal.claim(""), journal.claim("")
+        assert not journal.put_here(old, "key", b"old")
+        assert journal.get_here("key") == b"waiting"
+        assert journal.put_here(new, "key", b"new")
+        assert journal.get_here("key") == b"new"
+        assert journal.epoch_here == new
+
+
 def test_a_reader_follows_a_running_writer(tmp_path: Path) -> None:
     with Journal.create(tmp_path / "run") as journal, Journal.open_reader(tmp_path / "run") as reader:
         assert reader.last_seq == 0

@@ -11,7 +11,7 @@ from outlast.core import events as ev
 from outlast.core.phases import WAITS, Phase
 from outlast.core.step_parts import PART_OF, PARTS, PairWait, StepParts
 from outlast.journal import Journal
-from outlast.runtime.coordinator._bookkeeping import Bookkeeping
+from outlast.runtime.coordinator._bookkeeping import Bookkeeping, ToldProgress
 from outlast.runtime.member._parts_meter import PartsMeter
 from outlast.runtime.transport.connections import Connection
 from outlast.runtime.transport.frames import Heartbeat
@@ -123,7 +123,7 @@ def test_what_a_heartbeat_carries_is_written_down_once(tmp_path: Path) -> None:
 
             journal.append(msgspec.convert({"kind": kind, "at_s": 1.0, **fields}, ev.AnyEvent))
 
-        books = Bookkeeping(journal, write, 1.0, 0.0)
+        books = Bookkeeping(ToldProgress(), write, 1.0, 0.0)
         books.heard(Heartbeat(sender="r0.1", sent_s=0.0, parts=parts))
         books.heard(Heartbeat(sender="r0.1", sent_s=1.0))
         for seconds, waits in (

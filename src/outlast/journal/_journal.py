@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
@@ -158,12 +158,21 @@ class Journal:
         rows = self._query(f"{query} ORDER BY seq LIMIT ?", [*values, -1 if limit is None else limit])
         return [self._entry(*row) for row in rows]
 
-    def each(self) -> Iterator[Entry]:
-        """All entries, oldest first, of which few are in memory at a time. Raises EnvironmentFault."""
-        seq = 0
-        while part := self.events(since_seq=seq, limit=_PART):
+    def each(self, since_seq: int = 0) -> Iterator[Entry]:
+        """Entries with `seq > since_seq`, oldest first, of which few are in memory at a time. Raises
+        EnvironmentFault."""
+        while part := self.events(since_seq, limit=_PART):
             yield from part
-            seq = part[-1].seq
+            since_seq = part[-1].seq
+
+    def each_at(self, times: Set[float]) -> Iterator[Entry]:
+        """Entries whose `at_s` is one of these, oldest first. The others are not decoded, so that a long journal takes
+        little. Raises EnvironmentFault."""
+        seq = 0
+        while part := self._query("SELECT seq, at_s FROM events WHERE seq > ? ORDER BY seq LIMIT ?", [seq, _PART]):
+            for seq, at_s in part:
+                if at_s in times:
+                    yield from self.events(seq - 1, limit=1)
 
     def bodies(self, kind: type[AnyEvent], since_seq: int, before_seq: int, *, limit: int) -> list[tuple[int, str]]:
         """(seq, JSON) of a kind's entries between two places, oldest first, for who needs a part of each only. Raises
@@ -208,6 +217,21 @@ class Journal:
     def get(self, key: str) -> bytes | None:
         """The newest value stored under `key`, or None."""
         return self._store.get(key)
+
+    def put_here(self, epoch: int, key: str, value: bytes) -> bool:
+        """As `put`, but in this host's own record, also where hosts share one: for what is said of this journal, whose
+        entries have other numbers than another host's. `epoch`: a claim that is known here, or 0 before the first."""
+        self._writing()
+        return self._record.put(epoch, key, value)
+
+    def get_here(self, key: str) -> bytes | None:
+        """The newest value that `put_here` stored under `key`, or None."""
+        return self._record.get(key)
+
+    @property
+    def epoch_here(self) -> int:
+        """The highest epoch that this host's own record knows of; 0 before the first."""
+        return self._record.newest_epoch()
 
     @property
     def epoch(self) -> int:
@@ -264,7 +288,7 @@ class Journal:
             raise ValueError("this journal was opened to read; use Journal.open_writer")
         return self._writer
 
-    def _query(self, query: str, values: list[int | str]) -> list[tuple[int, str]]:
+    def _query(self, query: str, values: list[int | str]) -> list[tuple[int, Any]]:
         try:
             with self._mutex:
                 return self._reader.execute(query, values).fetchall()

@@ -18,9 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from outlast.errors import ConfigError
 
-__all__ = ["Course", "Losses", "next_save_s"]
+__all__ = ["Course", "LossState", "Losses", "next_save_s"]
 
 _SHAPES = (0.4, 0.6, 0.8, 1.0, 1.2)
 _SHAPE_MEAN, _SHAPE_SPREAD = 0.8, 0.25  # the prior of the shape: published fleets lie between 0.5 and 1
@@ -72,6 +74,16 @@ class _Cell(NamedTuple):
     beta: float
 
 
+class LossState(NamedTuple):
+    """What `Losses` has seen: how many, the sum of their ages' logarithms, how many in each band of ages, and for each
+    shape the exposure in each band."""
+
+    num: int
+    log_sum: float
+    seen: list[int]
+    spent: list[list[float]]
+
+
 @dataclass(kw_only=True, slots=True)
 class Losses:
     """The record of what the run lost work to. prior_s: mean time between losses before any was seen; weight: how many
@@ -113,6 +125,18 @@ class Losses:
         for k, spent in zip(self.shapes, self._spent, strict=True):
             for band in range(_band(after_s) + 1):
                 spent[band] += min(after_s, _EDGES[band + 1]) ** k - _EDGES[band] ** k
+
+    def state(self) -> LossState:
+        """Return what was seen, for `restore`."""
+        return LossState(self._num, self._log_sum, list(self._seen), [list(spent) for spent in self._spent])
+
+    def restore(self, state: LossState) -> None:
+        """Go on from the state of a record with the same prior. Raises msgspec.ValidationError where it has other
+        shapes or bands."""
+        if [len(state.seen), *map(len, state.spent)] != [len(self._seen)] * (1 + len(self.shapes)):
+            raise msgspec.ValidationError("a record of losses with other shapes or bands")
+        self._num, self._log_sum = state.num, state.log_sum
+        self._seen, self._spent = list(state.seen), [list(spent) for spent in state.spent]
 
     @property
     def num(self) -> int:

@@ -15,11 +15,14 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from outlast.core import events as ev
 
 from ._belief import Belief, ClassPrior
 from ._hazard import Losses
 from ._interval import IntervalPolicy, IntervalState
+from ._record_state import MeanSeen, RecordState
 from ._spares import SparesDecision, SparesPolicy, SparesState
 from ._vacancies import Replacements
 from .audits import audit_share, silent_belief
@@ -32,6 +35,7 @@ _REWIND_S = 900.0  # mean time to a rewind while the loss is out of its band
 _CALM = 16  # so many losses inside the band in a row end that
 _REPLACED_S = 30.0  # from a replica's death until its place is filled, before any was seen
 _RESHAPE_S, _RESTART_S = 0.5, 60.0  # what a change of the members, and a stop and a start, cost, before any was seen
+_WRONG_KNOWN = 256  # newest wrong (step, culprit) that are told apart; the same one is found again within a few steps
 _NO_DEATH = frozenset({"finished", "left"})
 _NO_FAILURE = frozenset({"superseded", "view_changed"})  # a save that another one takes the place of
 
@@ -103,11 +107,11 @@ class RunRecord:
         self._measured, self._num_failed, self._ends_s = False, 0, math.inf
         self._band, self._outside = Band(), deque[bool](maxlen=_CALM)
         self._gone: dict[str, float] = {}
-        self._replaced_s: list[float] = []
-        self._reshaped_s: list[float] = []
+        self._replaced, self._reshaped = MeanSeen(), MeanSeen()
         self._started_s, self._restart_s = math.nan, _RESTART_S
         self._begun_s, self._audit, self._microbatches, self._audited = 0.0, "auto", 0, 0
-        self._looked_at_s, self._wrong = 0.0, set[tuple[int, str]]()
+        self._looked_at_s, self._num_wrong = 0.0, 0
+        self._wrong = deque[tuple[int, str]](maxlen=_WRONG_KNOWN)
 
     # --- what is learnt ------------------------------------------------------------------------------------------
     def take(self, event: ev.AnyEvent) -> None:
@@ -151,13 +155,14 @@ class RunRecord:
             self.begin(event.at_s)
             self._restart_s = event.at_s - self._started_s if self._started_s <= event.at_s else _RESTART_S
         elif event.roll_call_s > 0:
-            self._reshaped_s.append(event.roll_call_s)
+            self._reshaped = self._reshaped.and_one(event.roll_call_s)
 
     def _audits(self, event: ev.StateCertified | ev.AuditMismatch) -> None:
         """What was computed twice, and what was found wrong by it."""
         if isinstance(event, ev.AuditMismatch):
-            if event.culprit:
-                self._wrong.add((event.step, event.culprit))
+            if event.culprit and (event.step, event.culprit) not in self._wrong:
+                self._wrong.append((event.step, event.culprit))
+                self._num_wrong += 1
         elif self._microbatches:
             more = max(0, event.audited - self._audited)
             self._looked_at_s += more * self.step_s * self._machines / self._microbatches
@@ -177,7 +182,7 @@ class RunRecord:
     def _filled(self, replica: str, at_s: float) -> None:
         gone_s = self._gone.pop(replica.partition(".")[0], None)
         if gone_s is not None:
-            self._replaced_s.append(max(0.0, at_s - gone_s))
+            self._replaced = self._replaced.and_one(max(0.0, at_s - gone_s))
 
     def _progress(self, event: ev.ProgressMade) -> None:
         for _, value in event.losses:
@@ -289,13 +294,13 @@ class RunRecord:
     @property
     def replaced_s(self) -> float:
         """From a replica's death until its place is filled again: the mean of those seen, and one prior."""
-        return (_REPLACED_S + sum(self._replaced_s)) / (1 + len(self._replaced_s))
+        return self._replaced.mean_s(_REPLACED_S)
 
     def replacements(self) -> Replacements:
         """What is believed of the replacement of a lost replica."""
         return Replacements(
             expected_s=self.replaced_s,
-            reshape_s=(_RESHAPE_S + sum(self._reshaped_s)) / (1 + len(self._reshaped_s)),
+            reshape_s=self._reshaped.mean_s(_RESHAPE_S),
             restart_s=self._restart_s + self.durable_s,
         )
 
@@ -314,7 +319,7 @@ class RunRecord:
 
     def audit_share(self) -> float:
         """The share of microbatches worth computing twice as of now, within the run's budget."""
-        belief = silent_belief(len(self._wrong), self._looked_at_s)
+        belief = silent_belief(self._num_wrong, self._looked_at_s)
         return audit_share(self._audit, self._machines, self.step_s or 1.0, belief)
 
     def believed(self, now_s: float) -> Believed:
@@ -332,3 +337,21 @@ class RunRecord:
             num_deaths=self.num_deaths,
             num_losses=self.num_losses,
         )
+
+    # --- what is kept --------------------------------------------------------------------------------------------
+    def dump(self) -> bytes:
+        """Return all that was learnt, for `load`; a few kilobytes, however long the run is."""
+        learnt = {name.lstrip("_"): value for name, value in vars(self).items() if name not in ("prior", "_replicas")}
+        learnt |= {"alpha": self._replicas.alpha, "exposure_s": self._replicas.exposure_s}
+        learnt |= {"losses": self._losses.state(), "outside": tuple(self._outside), "wrong": tuple(self._wrong)}
+        return msgspec.msgpack.encode(RecordState(**learnt))
+
+    def load(self, data: bytes | msgspec.Raw) -> None:
+        """Go on from what a record that was made with the same arguments has dumped. Raises msgspec.MsgspecError."""
+        state = msgspec.msgpack.decode(data, type=RecordState)
+        self._losses.restore(state.losses)
+        self._replicas = replace(self._replicas, alpha=state.alpha, exposure_s=state.exposure_s)
+        for name in set(state.__struct_fields__) - {"losses", "alpha", "exposure_s", "outside", "wrong"}:
+            setattr(self, name if name in vars(self) else f"_{name}", getattr(state, name))
+        self._outside = deque(state.outside, maxlen=_CALM)
+        self._wrong = deque(state.wrong, maxlen=_WRONG_KNOWN)

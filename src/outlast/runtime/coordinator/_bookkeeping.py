@@ -17,23 +17,50 @@ from outlast.core import events
 from outlast.core.phases import WAITS, Phase
 from outlast.core.protocol import Ledger, Span, StepTime
 from outlast.core.step_parts import StepParts
-from outlast.journal import Journal
 from outlast.runtime.transport.frames import Heartbeat
 
-__all__ = ["Bookkeeping"]
+__all__ = ["Bookkeeping", "ToldProgress"]
 
 _MOST_NAMES, _LONGEST = 64, 64  # in one member's word about its steps
 _WORTH_TELLING_S = 0.5  # of a step that took too long; shorter ones stand in the account alone
 _SETTLED_S = 3.0  # after a step's end everybody has told it: then it is known who did not wait for others
 
 
+class ToldProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far earlier coordinators have written progress down. `next_loss`: the step after the last one whose loss is
+    told; `committed`, `committed_at_s`: of the newest entry that counts steps, in Unix seconds, -1 where none does; the
+    rest is the newest entry's."""
+
+    next_loss: int = 0
+    committed: int = -1
+    committed_at_s: float = 0.0
+    view: tuple[int, int] = (0, 0)
+    stable: int = 0
+    step_s: float = 0.0
+    until: int = 0
+
+    def after(self, told: events.ProgressMade) -> ToldProgress:
+        """Return what it is after the next entry."""
+        counted = told if told.committed >= 0 else self
+        epoch, n = told.view
+        return ToldProgress(
+            next_loss=max([self.next_loss, *(step + 1 for step, _ in told.losses[-1:])]),
+            committed=counted.committed,
+            committed_at_s=counted.committed_at_s,
+            view=(epoch, n),
+            stable=told.stable,
+            step_s=told.step_s,
+            until=told.until,
+        )
+
+
 class Bookkeeping:
-    """Writes into the journal what members tell of their steps. `write(kind, **fields)` appends to the journal; within
-    `patience_s` all have told a step; `apart_s`: Unix time less `clock`'s."""
+    """Writes into the journal what members tell of their steps. `told`: what stands there already; `write(kind,
+    **fields)` appends to it; within `patience_s` all have told a step; `apart_s`: Unix time less `clock`'s."""
 
     def __init__(
         self,
-        journal: Journal,
+        told: ToldProgress,
         write: Callable[..., None],
         patience_s: float,
         apart_s: float,
@@ -41,23 +68,14 @@ class Bookkeeping:
     ) -> None:
         self._write, self._apart_s, self._clock = write, apart_s, clock
         self._ledger = Ledger(patience_s=patience_s)
-        self._losses: dict[int, float] = {}
-        self._next_loss = self._told_stable = 0
-        self._beat = Heartbeat(sender="", sent_s=0.0)  # the newest
-        self._stalls: dict[int, tuple[str, StepTime]] = {}
-        for entry in journal.events(kinds=[events.ProgressMade]):
-            if isinstance(entry.event, events.ProgressMade):
-                self._recall(entry.event)
-
-    def _recall(self, told: events.ProgressMade) -> None:
-        self._next_loss = max([self._next_loss, *(step + 1 for step, _ in told.losses[-1:])])
         if told.committed >= 0:
-            patience_s = self._ledger.patience_s
-            self._ledger = Ledger(told.committed, told.committed_at_s - self._apart_s, patience_s=patience_s)
-        epoch, n = told.view
-        self._beat = Heartbeat(
-            sender="", sent_s=0.0, view=(epoch, n), stable=told.stable, step_s=told.step_s, until=told.until
+            self._ledger = Ledger(told.committed, told.committed_at_s - apart_s, patience_s=patience_s)
+        self._losses: dict[int, float] = {}
+        self._next_loss, self._told_stable = told.next_loss, 0
+        self._beat = Heartbeat(  # the newest
+            sender="", sent_s=0.0, view=told.view, stable=told.stable, step_s=told.step_s, until=told.until
         )
+        self._stalls: dict[int, tuple[str, StepTime]] = {}
 
     def steps(self, member: str, times: Iterable[StepTime]) -> list[tuple[float, float]]:
         """Take the times of steps; (the commit before it, its commit) of each that is news."""

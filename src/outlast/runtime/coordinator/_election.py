@@ -24,6 +24,7 @@ from outlast.core import events
 from outlast.core.protocol.record_lease import TurnWatch
 from outlast.errors import EnvironmentFault
 from outlast.journal import CoordinatorClaim, Journal, SharedRecord, TurnSeen, Unreachable, access_of
+from outlast.runtime.coordinator._record_summary import RecordSummary
 from outlast.runtime.settings.run_clock import apart_s
 from outlast.runtime.transport.coordinator_place import keep_place
 
@@ -45,7 +46,8 @@ class TurnOutcome(NamedTuple):
 
 class TurnSeeker:
     """Waits for its turn to coordinate, then claims it. `mine`: what to claim, but for the epoch; `run`: the run's
-    number; `may_begin`: this host starts the run, so there may be no claim yet; `alive`: a sign for the launcher."""
+    number; `may_begin`: this host starts the run, so there may be no claim yet; `alive`: a sign for the launcher;
+    `follow`: called when the journal has grown."""
 
     def __init__(
         self,
@@ -56,10 +58,12 @@ class TurnSeeker:
         run: str,
         may_begin: bool,
         alive: Callable[[], None],
+        follow: Callable[[], None] = lambda: None,
     ) -> None:
+        self._follow = follow
         self._shared, self._journal, self._mine = shared, journal, mine
         self._may_begin, self._alive = may_begin and not journal.epoch, alive
-        self._known: set[bytes] | None = None
+        self._keeps_up = False
         self._since = 0
         self._kept_s = -_KEEP_UP_S
         self._epoch = journal.epoch
@@ -122,6 +126,7 @@ class TurnSeeker:
             with contextlib.suppress(Unreachable):
                 self._keep_up()
                 break
+        self._journal.flush()  # what was copied last is read from the journal, as all before it
         self._journal.share(self._shared)
         own = seen.claim is None or seen.claim.seat == mine.seat
         return TurnOutcome(seen.claim, 0.0 if own else now_s - self._watch.unchanged_s, None)
@@ -129,16 +134,17 @@ class TurnSeeker:
     def _keep_up(self) -> None:
         """Copy what the others' coordinators told. What stands here already, of an earlier turn of this host, once."""
         told, since = self._shared.story(self._since, _ASK_S)
-        if self._known is None:
-            self._known = {events.encode(entry.event) for entry in self._journal.events()} if told else set()
-            told = [event for event in told if events.encode(event) not in self._known]
-            self._known = set()
+        if told and not self._keeps_up:
+            here = {events.encode(entry.event) for entry in self._journal.each_at({event.at_s for event in told})}
+            told = [event for event in told if events.encode(event) not in here]
+        self._keeps_up = True
         if told:
             self._journal.append_many(told)
             if self._shared.junk and not self._named_junk:
                 self._named_junk = True
                 text = f"what etcd holds under {self._shared.junk!r} was not written by this run: passed over"
                 self._journal.append(events.Notice(at_s=told[-1].at_s, level="warning", text=text))
+            self._follow()
         self._since, self._kept_s = since, time.monotonic()
 
 
@@ -162,7 +168,8 @@ def await_turn(environ: Mapping[str, str], journal: Journal, config: RunConfig, 
     shared = journal.sharing(access, run, secret, config.record_lease_s)
     seat, host = environ["OUTLAST_SEAT"], environ.get("OUTLAST_HOST", socket.gethostname())
     mine = CoordinatorClaim(epoch=0, token="", seat=seat, host=host, address=environ["OUTLAST_COORDINATOR"])
-    candidate = TurnSeeker(shared, journal, mine, run=run, may_begin=may_begin, alive=alive)
+    summary = RecordSummary(journal, journal.epoch_here, config, alive)  # so that its turn begins at once
+    candidate = TurnSeeker(shared, journal, mine, run=run, may_begin=may_begin, alive=alive, follow=summary.follow)
     outcome = candidate.wait(Path(environ["OUTLAST_RUN_DIR"]))
     if outcome.exit_code is not None:
         shared.close()

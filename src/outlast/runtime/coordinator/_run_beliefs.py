@@ -14,7 +14,6 @@ from outlast.core import events as ev
 from outlast.core.policy import RunRecord
 from outlast.core.protocol import Coordinator
 from outlast.core.protocol import messages as m
-from outlast.journal import Journal
 
 __all__ = ["RunBeliefs"]
 
@@ -24,12 +23,12 @@ _REPLACING = (ev.JoinerCaughtUp, ev.ViewFormed, ev.CheckpointSaved)  # of what a
 
 
 class RunBeliefs:
-    """Keeps the run's record (`record`) and tells the machine what follows from it for spares and replacements. `now`:
-    the clock of the journal's events; `handle`: what the machine hears, on the loop."""
+    """Keeps up the run's record (`record`, of all that the journal holds) and tells the machine what follows for
+    spares and replacements. `now`: the clock of the journal's events; `handle`: what the machine hears, on the loop."""
 
     def __init__(
         self,
-        journal: Journal,
+        record: RunRecord,
         coordinator: Coordinator,
         config: RunConfig,
         *,
@@ -39,9 +38,7 @@ class RunBeliefs:
         self._coordinator, self._weighs_spares = coordinator, config.spares == "auto"
         self._now, self._handle = now, handle
         self._loop = asyncio.get_running_loop()
-        self.record = RunRecord(min_s=config.checkpoint_min_s, num_replicas=config.replicas)
-        for entry in journal.each():  # an earlier coordinator's; a run of weeks has millions
-            self.record.take(entry.event)
+        self.record = record
         coordinator.shortage.replacements = self.record.replacements()
 
     def heard(self, event: ev.AnyEvent) -> None:

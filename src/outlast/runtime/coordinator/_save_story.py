@@ -11,35 +11,23 @@ from typing import Any
 
 import msgspec
 
-from outlast.core import events as ev
 from outlast.core.protocol import ViewId
 from outlast.core.protocol.saves.commit import SaveId
-from outlast.journal import Journal
+from outlast.runtime.coordinator._record_summary import JournalFold
 from outlast.runtime.transport.save_messages import SaveDone
 
 __all__ = ["SaveStory"]
 
-_Saves = set[tuple[tuple[int, int], int]]
 _OURS = {"save_delayed": "checkpoint_delayed", "save_retried": "checkpoint_retried"}  # else after what they are
-
-
-def _written(journal: Journal) -> tuple[_Saves, _Saves]:
-    """(begun, published): what an earlier coordinator wrote down, by view and step. It is not told twice."""
-    found: dict[str, _Saves] = {"checkpoint_began": set(), "checkpoint_saved": set()}
-    for entry in journal.events(kinds=[ev.CheckpointBegan, ev.CheckpointSaved]):
-        event = entry.event
-        if isinstance(event, ev.CheckpointBegan | ev.CheckpointSaved):
-            found[str(event.__struct_config__.tag)].add(((event.view[0], event.view[1]), event.step))
-    return found["checkpoint_began"], found["checkpoint_saved"]
 
 
 class SaveStory:
     """Writes into the journal what becomes of each save, and knows which are published. `why`: what the newest one that
-    failed failed of, "" if none has."""
+    failed failed of, "" if none has. `earlier`: what an earlier coordinator wrote down, which is not told twice."""
 
-    def __init__(self, journal: Journal, write: Callable[..., None]) -> None:
+    def __init__(self, earlier: JournalFold, write: Callable[..., None]) -> None:
         self._write = write
-        self._begun, self._saved = _written(journal)
+        self._begun, self._saved = earlier.begun, earlier.published
         self._promises: dict[SaveId, dict[int, SaveDone]] = defaultdict(dict)
         self._differing: list[Any] = []
         self.why = ""

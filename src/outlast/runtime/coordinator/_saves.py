@@ -8,7 +8,7 @@ no failure of a store reaches membership; a coordinator without checkpoints does
 Here is the door, which puts its parts together and deals out to them what happens: where saves go (`_save_place.py`),
 what the journal is told of them (`_save_story.py`), the commit rules (`_save_commits.py`), the requests for saves
 (`_save_requests.py`), when the next one is due (`_save_pacing.py`), what waits for one (`_held_back.py`), and the run's
-record (`_run_beliefs.py`).
+record (`_run_beliefs.py`), with what earlier coordinators have left of it (`_record_summary.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from outlast.core.protocol import messages as m
 from outlast.errors import Unsaved
 from outlast.journal import Journal
 from outlast.runtime.coordinator._held_back import HeldBack
+from outlast.runtime.coordinator._record_summary import RecordSummary
 from outlast.runtime.coordinator._run_beliefs import RunBeliefs
 from outlast.runtime.coordinator._save_commits import SaveCommits
 from outlast.runtime.coordinator._save_pacing import SavePacing
@@ -40,7 +41,7 @@ __all__ = ["Keeper"]
 class Keeper:
     """Keeps the run's checkpoints: chooses when, hears of parts, and publishes. `write` appends to the journal, `tell`
     sends to members by name, `handle` is what the machine hears; all on the loop. `now`: the clock of the journal's
-    events. `place`: where the saves go."""
+    events. `place`: where the saves go; `progress`: how far earlier coordinators have told it."""
 
     def __init__(
         self,
@@ -57,8 +58,10 @@ class Keeper:
     ) -> None:
         self._coordinator, self._ranks = coordinator, config.ranks
         self._view: ViewId | None = None
-        self._story = SaveStory(journal, write)
-        self._beliefs = RunBeliefs(journal, coordinator, config, now=now, handle=handle)
+        self.summary = RecordSummary(journal, coordinator.epoch, config)
+        earlier = self.summary.taken()  # by coordinators before this one
+        self.progress, self._story = earlier.progress, SaveStory(earlier, write)
+        self._beliefs = RunBeliefs(earlier.record, coordinator, config, now=now, handle=handle)
         self.place = SavePlace(
             journal, coordinator, run=run, config=config, write=write, tell=tell, probe=probe, opened=self.look
         )
@@ -101,6 +104,7 @@ class Keeper:
     def heard(self, event: ev.AnyEvent) -> None:
         """What was just written into the journal: the record that decides when to save is made of nothing else."""
         self._beliefs.heard(event)
+        self.summary.heard()
         self._held.heard(event)
         if isinstance(event, ev.StateCertified):
             self._commits.certified(event.step)
@@ -162,4 +166,5 @@ class Keeper:
     async def close(self) -> None:
         """Finish what is being published and copied; nothing new is begun."""
         self._pacing.rest()
+        self.summary.close()
         await self.place.close()

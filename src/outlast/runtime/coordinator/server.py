@@ -7,6 +7,7 @@ exists, and this one stops. Strangers, at the port and at the members' sockets, 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -108,9 +109,8 @@ class Server:
             secret, self.run, self.epoch, self.refusals, receive=self._receive, hung_up=self.hosts.hung_up,
             unsound=self.unsound, idle_s=CUT_OFF * config.host_silence_s,
         )  # fmt: skip
-        self._beats: dict[str, Heartbeat] = {}
-        self._answers = AnswersDue()
-        self.books = Bookkeeping(journal, self.write, 3 * config.heartbeat_s, self._began_s, self._loop.time)
+        self._beats, self._answers = dict[str, Heartbeat](), AnswersDue()
+        self.books = Bookkeeping(self.keeper.progress, self.write, 3 * config.heartbeat_s, began_s, self._loop.time)
         self._told = ToldOnce(journal if record is not None else None)
         self._sign_s = self._loop.time()
         self._give_sign()
@@ -341,8 +341,8 @@ class Server:
         if self.journal.flush(_FLUSH_S):
             from outlast.observe import accounting
 
-            story = [entry.event for entry in self.journal.events()]
-            end = msgspec.structs.replace(end, seconds=accounting([*story, end]).seconds())
+            story = (entry.event for entry in self.journal.each())
+            end = msgspec.structs.replace(end, seconds=accounting(itertools.chain(story, [end])).seconds())
         self.journal.append(end)
 
 

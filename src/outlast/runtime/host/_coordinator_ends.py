@@ -8,6 +8,7 @@ rest and the run's end itself. It decides nothing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from pathlib import Path
@@ -93,11 +94,11 @@ class CoordinatorEnds:
         from outlast.observe import StatusFold, accounting
 
         with Journal.open_writer(self._run_dir, lock_fd=lock_fd) as journal:
-            told, fold = [entry.event for entry in journal.events()], StatusFold()
+            fold = StatusFold()
             rows = self._untold()[:-1]  # the last one had no successor
             rest = [ev.Recovery(at_s=at_s, view=[journal.epoch, 0], **row) for row in rows]
-            for event in told:
-                fold.take(event)
+            for entry in journal.each():
+                fold.take(entry.event)
             end = ev.RunFinished(
                 at_s=at_s,
                 outcome=outcome,
@@ -106,7 +107,8 @@ class CoordinatorEnds:
                 exit_code=code,
                 seconds={},
             )
-            seconds = accounting([*told, *rest, end]).seconds()
+            told = (entry.event for entry in journal.each())
+            seconds = accounting(itertools.chain(told, rest, [end])).seconds()
             journal.append_many([*rest, msgspec.structs.replace(end, seconds=seconds)])
 
     def _untold(self) -> list[dict[str, Any]]:
