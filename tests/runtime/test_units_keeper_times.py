@@ -313,6 +313,9 @@ def test_a_save_that_people_wait_for_is_asked_for_again_where_it_fails(tmp_path:
         office.keeper.received("r0.1", wire.SaveBegun(member="r0.1", save=under_way, writer=0, reason="stop"))
         await asyncio.sleep(60.0)
         assert len(office.asked()) == 4, "not while another is under way"
+        office.keeper.received("r0.1", wire.SaveLost(member="r0.1", save=under_way, writer=0, reason="no room"))
+        await asyncio.sleep(1.0)
+        assert len(office.asked()) == 4, "nobody waits any more"
         assert gone == [pytest.approx(25.0)]
         await office.close()
 

@@ -193,4 +193,7 @@ def test_the_run_stops_with_a_save_on_all_members_or_on_none(
     member.ended = 0
     saves.told(wire.SaveSettled(epoch=2, save=SaveId(epoch=12, n=1, step=4), generation=None))
     saves.await_stop(view, 4, lambda: member.over(view.id))
+    saves.told(wire.SaveSettled(epoch=2, save=SaveId(epoch=12, n=1, step=3), generation=None))
+    saves.told(wire.SaveSettled(epoch=2, save=SaveId(epoch=12, n=0, step=2), generation=None))
+    saves.await_stop(view, 4, lambda: member.over(view.id))  # whatever else has come to nothing meanwhile
     assert saves.stopping(view, 4), "whoever hears that it came to nothing before it looks does as the others"

@@ -109,7 +109,8 @@ def test_who_waits_compares_what_no_loop_changes() -> None:
         parts.train(2, 0)
         with torch.no_grad():
             change(parts)
-        return fingerprint_of(settled(tuple(parts.state.parts())))
+        state = parts.state
+        return fingerprint_of(settled(tuple(state.parts()), {*state.names, *state.buffers}))
 
     memory = Extra()
     memory.value = {"momentum": [torch.ones(3)]}
@@ -122,6 +123,7 @@ def test_who_waits_compares_what_no_loop_changes() -> None:
     assert told(lambda p: p.extra.value["ema"].add_(1)) == base
     assert told(lambda p: p.adam.param_groups[0].update(lr=0.2)) == base
     assert fingerprint_of(()) == 0, "where it cannot be told"
+    assert settled((("/model/w", 1), ("/model/average.w", 2)), {"w"}) == (("/model/w", 1),), "a loop averages by itself"
 
 
 def test_a_joiner_with_more_state_forgets_it() -> None:

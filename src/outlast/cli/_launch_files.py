@@ -18,7 +18,7 @@ from outlast.errors import ConfigError
 __all__ = ["GRACE_S", "EngineJob", "slurm_script"]
 
 GRACE_S = 60  # between an engine's notice and the end: a save, and an orderly leave
-_TIME = r"(\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE)?"
+_TIME = r"(?i)(\d+(:\d{1,2}){0,2}|\d+-\d+(:\d{1,2}){0,2}|UNLIMITED|INFINITE)?"
 _TRIES = 100  # times that a job queues itself again
 
 

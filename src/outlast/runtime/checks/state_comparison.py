@@ -10,7 +10,7 @@ Both follow from what all see; it does not say which of two replicas is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -34,7 +34,8 @@ REPLAYED = (
 """What to do about a replica that is unlike the others and came in by replaying."""
 
 _AT_ONCE_BYTES = 4 << 20  # a thread costs more than reading so little
-_SETTLED = ("/model/", f"/extra/{MEMORY}/")
+_MODEL = "/model/"
+_SETTLED = (_MODEL, f"/extra/{MEMORY}/")
 _KEPT = ["optimizers", "state"]  # of each optimizer, beside the groups' settings
 _WHOLE = -1  # in place of a part's number: this is the fingerprint of everything
 
@@ -68,11 +69,12 @@ class Comparison:
         return _WHOLE, combine([*self._values, *rest])
 
 
-def settled(rows: PartRows) -> PartRows:
-    """Those of fingerprints by tensor that are of what only outcomes change: parameters, module buffers, what
-    optimizers keep and what a robust rule remembers. While members wait, the loop of one may have gone further than
-    another's, between two steps; what loops change then is not alike."""
-    return tuple(row for row in rows if row[0].startswith(_SETTLED) or row[0].split("/")[1:4:2] == _KEPT)
+def settled(rows: PartRows, trained: Collection[str]) -> PartRows:
+    """Those of fingerprints by tensor that are of what only outcomes change: parameters that are `trained`, by name,
+    what optimizers keep and what a robust rule remembers; and module buffers. While members wait, the loop of one may
+    have gone further than another's, between two steps; what loops change then, frozen copies too, is not alike."""
+    kept = [row for row in rows if row[0].startswith(_SETTLED) or row[0].split("/")[1:4:2] == _KEPT]
+    return tuple(row for row in kept if not row[0].startswith(_MODEL) or row[0].removeprefix(_MODEL) in trained)
 
 
 def fingerprint_of(rows: PartRows) -> int:

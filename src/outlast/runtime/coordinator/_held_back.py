@@ -140,14 +140,18 @@ class HeldBack:
         """The save of this step came to nothing."""
         if cause == "view_changed":
             self._requests.ask(f"the save of step {step} was lost with its view")
-        elif self._own is not None:  # it was tried: another is not waited for as long
+            return
+        if self._own is not None:  # it was tried: another is not waited for as long
             self._loop.call_later(self._stop_save_s, self._tried, self._own)
-        elif self._after:
+        if self._after:
             self._loop.call_later(_AGAIN_S, self._ask_again)
 
     def _ask_again(self) -> None:
-        """The save that people wait for came to nothing, and there may be time for another."""
-        if self._after and not self._under_way():
+        """The save that is waited for came to nothing, and there may be time for another: not before all that is under
+        way has ended, for members have memory for few."""
+        if self._after and self._under_way():
+            self._loop.call_later(_AGAIN_S, self._ask_again)
+        elif self._after:
             self._requests.ask(self._requests.reason or "the save before it came to nothing")
 
     def _hold(self, *messages: m.Stop | m.Leaving) -> None:

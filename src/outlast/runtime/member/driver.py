@@ -74,7 +74,8 @@ class Replica(Forming):
         """Fingerprints of what only outcomes change; none where the loop has written parameters since the newest: that
         of another may not have come so far."""
         self.enter(Phase.ROLL_CALL)
-        return () if self.engine.loop.written() else settled(self.parts())
+        state = self.engine.state
+        return () if self.engine.loop.written() else settled(self.parts(), {*state.names, *state.buffers})
 
     def _raise_if_refused(self) -> None:
         told = self.member.evicted

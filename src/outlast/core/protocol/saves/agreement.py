@@ -36,7 +36,7 @@ class SaveVotes:
         self._reasons: dict[int, str] = {}
         self._due: tuple[ViewId, int, int] | None = None
         self._stop_at: tuple[ViewId, int] | None = None  # the save after which the run stops
-        self._lost: tuple[ViewId, int] | None = None  # the newest save that came to nothing
+        self._lost: set[tuple[ViewId, int]] = set()  # of the newest view: saves that came to nothing
 
     @property
     def wished(self) -> bool:
@@ -83,11 +83,12 @@ class SaveVotes:
 
     def lost(self, view: ViewId, step: int) -> None:
         """The coordinator has given the save up. The run does not stop with it: another is asked for."""
-        self._lost = (view, step)
+        if all(view >= known for known, _ in self._lost):
+            self._lost = {lost for lost in self._lost if lost[0] == view} | {(view, step)}
 
     def awaits_stop(self, view: ViewId, step: int) -> bool:
         """Whether the run may still stop with the save just tried, so that no step is begun."""
-        return self.stops(view, step) and self._lost != (view, step)
+        return self.stops(view, step) and (view, step) not in self._lost
 
 
 @dataclass(slots=True, kw_only=True)
