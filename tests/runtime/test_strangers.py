@@ -100,7 +100,7 @@ def test_strangers_at_every_listener_also_at_those_that_answer_everybody(fleet: 
     run = fleet(replicas=2, steps=60, gates=(3, 50), words=["--probes", "127.0.0.1:0", "--serve"])
     launcher = run.driven.process.pid
     with Stranger(run.driven.run_dir, launcher, 11, pause_s=0.02) as stranger:
-        run.gate(3, "strangers had been at all kinds", lambda: set(stranger.struck) == KINDS and refused(run) >= PLACES)
+        run.gate(3, "strangers had been at all kinds", lambda: set(stranger.struck) >= KINDS and refused(run) >= PLACES)
         run.gate(50, "strangers had said much to all of them", lambda: stranger.sent_bytes > MUCH
                  and min(stranger.struck.values()) > 100 and len(stranger.counts) == 11)  # fmt: skip
         beside = {pid: peak_kib(pid) for pid in (launcher, page_of(launcher))}
@@ -111,6 +111,8 @@ def test_strangers_at_every_listener_also_at_those_that_answer_everybody(fleet: 
     assert_only_counted(run, stranger, seen)
     assert all(stranger.longest_reply[kind] <= most for kind, most in SAYS.items()), stranger.longest_reply
 
+
+HELD = {"tcp of the launcher"}  # also the coordinator's port, before there is one and once it has ended
 
 LATE = """
 import fcntl, os, runpy, sys
@@ -135,7 +137,7 @@ def test_strangers_where_the_ranks_of_a_replica_meet(fleet: Callable[..., Any], 
             late.close()
             assert run.finish() == 0, run.logs()
     assert set(run.results()) == {"r0.1-0", "r0.1-1"}, run.logs()
-    assert set(stranger.struck) == {"tcp of the coordinator", "abstract unix of a replica"}
+    assert set(stranger.struck) - HELD == {"tcp of the coordinator", "abstract unix of a replica"}
     assert stranger.told_secret == set()
 
 
@@ -146,11 +148,11 @@ def test_strangers_at_the_ports_by_which_other_hosts_reach_replicas(fleet: Calla
     run = fleet(replicas=2, steps=20, gates=(3,), endpoint=f"127.0.0.1:{port}")
     kinds = {"tcp of the coordinator", "abstract unix of a replica", "tcp of a replica"}
     with Stranger(run.driven.run_dir, run.driven.process.pid, 17, pause_s=0.02) as stranger:
-        run.gate(3, "strangers had been at all kinds", lambda: set(stranger.struck) == kinds and refused(run) >= PLACES
-                 and min(stranger.struck.values()) > 50)  # fmt: skip
+        run.gate(3, "strangers had been at all kinds", lambda: set(stranger.struck) >= kinds and refused(run) >= PLACES
+                 and min(stranger.struck[kind] for kind in kinds) > 50)  # fmt: skip
         seen = peaks(run.driven.run_dir)
         run.assert_unchanged(survivors={"r0.1", "r1.1"}, recoveries=0)
-    assert set(stranger.struck) == kinds
+    assert set(stranger.struck) - HELD == kinds
     assert_only_counted(run, stranger, seen)
 
 
