@@ -68,6 +68,7 @@ def test_manifests_name_each_other(capsys: pytest.CaptureFixture[str], tmp_path:
         (["slurm", "--options", "--guards all", "train.py"], "guards = 'all'"),
         (["slurm", "--options", "--nproc-per-node 8", "train.py"], "is another launcher's"),
         (["slurm", "--options", '--run-dir "x', "train.py"], "No closing quotation"),
+        (["slurm", "--options", "--run-dir=x", "train.py"], "OUTLAST_JOB_FOLDER"),
         (["slurm", "--options", "--replicas=3", "train.py"], "--replicas in --options"),
         (["slurm", "--options", "--help", "train.py"], "--options '--help'"),
         (["slurm", "--options", "other.py", "train.py"], "hold a script"),

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outlast.cli import _run, main
+from outlast.cli import main
+from outlast.cli._run_checks import _OF_PROTECT, argument_for
 from outlast.journal import Journal
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The command of each run that would have started."""
-    seen: list[list[str]] = []
-
-    def launch(resolved: Any, command: list[str], run_dir: Path, **_: Any) -> int:
-        seen.append(command)
-        return 0
-
-    monkeypatch.setattr(_run, "launch", launch)
-    return seen
+from outlast.runtime.loop.run import Run
 
 
 def script(tmp_path: Path) -> str:
@@ -41,11 +31,11 @@ def script(tmp_path: Path) -> str:
     ],
 )
 def test_options_of_outlast_after_the_script_are_told_of(
-    after: list[str], names: str, tmp_path: Path, launched: list[list[str]], capsys: pytest.CaptureFixture[str]
+    after: list[str], names: str, tmp_path: Path, launched: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = script(tmp_path)
     assert main(["run", train, *after]) == 0
-    assert launched[0] == [sys.executable, train, *after]
+    assert launched[0][1] == [sys.executable, train, *after]
     told = capsys.readouterr().err
     assert told.count("\n") == (1 if names else 0)
     if names:
@@ -54,7 +44,7 @@ def test_options_of_outlast_after_the_script_are_told_of(
 
 @pytest.mark.parametrize("option", ["--microbatches", "--global-batch-size", "--seed"])
 def test_what_is_an_argument_of_protect_is_told_so(
-    option: str, tmp_path: Path, launched: list[list[str]], capsys: pytest.CaptureFixture[str]
+    option: str, tmp_path: Path, launched: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", option, "4", script(tmp_path)]) == 2
     err = capsys.readouterr().err
@@ -67,7 +57,7 @@ def test_what_is_an_argument_of_protect_is_told_so(
 def test_a_directory_that_holds_runs_is_no_run_s(
     given: str,
     tmp_path: Path,
-    launched: list[list[str]],
+    launched: list[Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -82,3 +72,10 @@ def test_a_directory_that_holds_runs_is_no_run_s(
     assert f"remedy: a new directory in it: --run-dir {given.rstrip('/').removeprefix('./')}/NAME" in err
     assert launched == []
     assert main(["run", "--run-dir", f"{given}/second", train]) == 0
+
+
+def test_what_is_said_to_be_an_argument_of_protect_is_one() -> None:
+    taken = inspect.signature(Run.protect).parameters
+    assert {name for name in _OF_PROTECT if name not in taken} == set()
+    assert argument_for("--clip-norm") == "clip_norm"
+    assert argument_for("--replicas") == ""

@@ -12,24 +12,11 @@ from typing import Any
 import numpy
 import pytest
 
-from outlast.cli import _run, main
+from outlast.cli import main
 from outlast.cli._follow import Follower
 from outlast.core import events as ev
 from outlast.journal import Journal, RunLock
 from outlast.runtime.host.launcher import Launcher
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """(resolved configuration, command) of each run that would have started."""
-    seen: list[Any] = []
-
-    def launch(resolved: Any, command: list[str], run_dir: Path, **_: Any) -> int:
-        seen.append((resolved.config, command))
-        return 0
-
-    monkeypatch.setattr(_run, "launch", launch)
-    return seen
 
 
 def script(tmp_path: Path) -> str:

@@ -115,3 +115,14 @@ def test_an_end_is_written_once_and_as_it_was_decided(tmp_path: Path) -> None:
         lock.release()
         [finished] = events_of(tmp_path / name)
         assert (finished.at_s, finished.outcome, finished.exit_code) == (9.0 if decided else 1.0, "finished", 0)
+
+
+def test_an_end_that_was_decided_is_no_other_whatever_was_asked_for_meanwhile(tmp_path: Path) -> None:
+    with Journal.create(tmp_path / "run"):
+        pass
+    lock = RunLock.take(tmp_path / "run")
+    decide(tmp_path / "run", lock.fileno(), "finished", 0, "")
+    CoordinatorEnds(tmp_path / "run").write_end(lock.fileno(), 9.0, 143, "terminated")
+    lock.release()
+    [finished] = events_of(tmp_path / "run")
+    assert (finished.outcome, finished.exit_code, finished.detail) == ("finished", 0, "")

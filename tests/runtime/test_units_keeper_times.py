@@ -303,6 +303,8 @@ def test_a_save_that_people_wait_for_is_asked_for_again_where_it_fails(tmp_path:
             await asyncio.sleep(2.0)
             lost = SaveId(epoch=1, n=1, step=step)
             office.keeper.received("r0.1", wire.SaveLost(member="r0.1", save=lost, writer=0, reason="no room"))
+            other = SaveId(epoch=1, n=1, step=step + 100)  # two at once are no reason to ask twice
+            office.keeper.received("r0.1", wire.SaveLost(member="r0.1", save=other, writer=0, reason="no room"))
         await asyncio.sleep(2.0)
         asked = [(at_s, said.number) for at_s, said in office.told_s if isinstance(said, wire.SaveNow)]
         assert [round(at_s, 1) for at_s, _ in asked] == [0.0, 2.5, 4.5, 6.5]

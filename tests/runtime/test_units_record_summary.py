@@ -22,7 +22,7 @@ from outlast.core import events as ev
 from outlast.core.policy import RunRecord
 from outlast.core.protocol import View, ViewId
 from outlast.core.protocol import messages as m
-from outlast.journal import CoordinatorClaim, Journal
+from outlast.journal import CoordinatorClaim, Journal, sealed, unsealed
 from outlast.runtime.coordinator import _record_summary
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping, ToldProgress
 from outlast.runtime.coordinator._election import TurnSeeker
@@ -207,10 +207,10 @@ def test_it_is_written_now_and_then_and_not_by_who_may_have_been_followed(
 
 def resealed(data: bytes, **changed: Any) -> bytes:
     """The same with other fields, and sound."""
-    skip = len(_record_summary._MAGIC) + _record_summary._DIGEST_BYTES
-    stored = msgspec.structs.replace(msgspec.msgpack.decode(data[skip:], type=_record_summary._Stored), **changed)
-    body = msgspec.msgpack.encode(stored)
-    return _record_summary._MAGIC + _record_summary._digest(body) + body
+    body = unsealed(_record_summary._MAGIC, data)
+    assert body is not None
+    stored = msgspec.structs.replace(msgspec.msgpack.decode(body, type=_record_summary._Stored), **changed)
+    return sealed(_record_summary._MAGIC, msgspec.msgpack.encode(stored))
 
 
 STRANGE: dict[str, Callable[[bytes], bytes]] = {

@@ -118,7 +118,7 @@ def _shape(
     return {"nodes": (least, most), "slots": slots, "command": tuple(command), "options": told}
 
 
-_TOLD = ("replicas", "spares", "nnodes", "slots", "endpoint", "host", "secret_file", "probes", "json")
+_TOLD = ("replicas", "spares", "nnodes", "slots", "endpoint", "host", "secret_file", "probes")
 
 
 def _further(text: str, replicas: int) -> list[str]:

@@ -133,6 +133,8 @@ def slurm_script(job: EngineJob) -> str:
         *([f"--time={job.time}"] if job.time else []), *([f"--partition={job.partition}"] if job.partition else []),
         f"--signal=TERM@{GRACE_S}", "--requeue", "--no-kill", "--open-mode=append",
     ]  # fmt: skip
+    if any(word.partition("=")[0] == "--run-dir" for word in job.options):
+        raise ConfigError("--run-dir in --options", remedy="OUTLAST_JOB_FOLDER in the job's environment says where")
     words = (*job.options, *job.command, job.python, *(job.tls or ()))
     for word in words:
         if "'" in word:

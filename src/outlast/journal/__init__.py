@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.journal._files import holds_run
 from outlast.journal._filesystem import Mount, find_mount, is_network
+from outlast.journal._folds import code_digest, ends_digest, sealed, unsealed
 from outlast.journal._journal import Entry, Journal
 from outlast.journal._last_line import LastLine
 from outlast.journal._lock import RunLock, is_held, started_at_s
@@ -33,8 +34,9 @@ _HOMES = {
 
 __all__ = [
     "Access", "CoordinatorClaim", "Entry", "Journal", "LastLine", "Mount", "RenewedFiles", "RunLock", "RunsInEtcd",
-    "SharedRecord", "TurnSeen", "Unreachable", "access_of", "check_reachable", "find_mount", "holds_run", "is_held",
-    "is_network", "keep_clock", "read_places", "run_now_s", "started_at_s",
+    "SharedRecord", "TurnSeen", "Unreachable", "access_of", "check_reachable", "code_digest", "ends_digest",
+    "find_mount", "holds_run", "is_held", "is_network", "keep_clock", "read_places", "run_now_s", "sealed",
+    "started_at_s", "unsealed",
 ]  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.errors import OutlastError
-from outlast.journal import Journal
+from outlast.journal import Journal, code_digest, ends_digest, sealed, unsealed
 from outlast.observe import _accounting, _history, story_events
 from outlast.observe._history import History
 
@@ -67,11 +66,11 @@ def kept_history(run_dir: Path, journal: Journal) -> History | None:
     try:
         with (run_dir / KEPT_NAME).open("rb") as file:
             data = file.read(_MAX_BYTES)
-        body = data[len(_MAGIC) + 16 :]
-        if data[: len(_MAGIC) + 16] != _MAGIC + _digest(body):
+        body = unsealed(_MAGIC, data)
+        if body is None:
             return None
         kept = msgspec.msgpack.decode(body, type=_Kept)
-        if kept.code != _code() or kept.last != _last(journal, kept.seq):
+        if kept.code != _code() or kept.last != ends_digest(journal, kept.seq):
             return None
         history = History()
         history.accounts.load(kept.accounts)
@@ -86,10 +85,13 @@ def kept_history(run_dir: Path, journal: Journal) -> History | None:
 
 def keep(run_dir: Path, journal: Journal, history: History) -> bool:
     """Write down what was folded; whether that could be done. Waits for no disk: the file can be made again."""
+    code, last = _code(), ends_digest(journal, history.seq)
+    if code is None or last is None:
+        return False
     kept = _Kept(
-        code=_code(),
+        code=code,
         seq=history.seq,
-        last=_last(journal, history.seq),
+        last=last,
         accounts=msgspec.Raw(history.accounts.dump()),
         losses=msgspec.Raw(history.losses.dump()),
         times=msgspec.Raw(history.times.dump()),
@@ -99,7 +101,7 @@ def keep(run_dir: Path, journal: Journal, history: History) -> bool:
     body = msgspec.msgpack.encode(kept)
     scratch = run_dir / f"{KEPT_NAME}.{os.getpid()}"
     try:
-        scratch.write_bytes(_MAGIC + _digest(body) + body)
+        scratch.write_bytes(sealed(_MAGIC, body))
         scratch.replace(run_dir / KEPT_NAME)
     except OSError:  # a full or read-only disk, another user's run: it is read again from the journal
         with contextlib.suppress(OSError):
@@ -108,21 +110,7 @@ def keep(run_dir: Path, journal: Journal, history: History) -> bool:
     return True
 
 
-def _last(journal: Journal, seq: int) -> bytes:
-    """A digest of the first entry and of the one numbered `seq`, which no other journal has; empty if there is none."""
-    first, entries = journal.events(limit=1), journal.events(seq - 1, limit=1)
-    if not entries or entries[0].seq != seq:
-        return b""
-    return _digest(ev.encode(first[0].event) + ev.encode(entries[0].event))
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
 @functools.cache
-def _code() -> bytes:
+def _code() -> bytes | None:
     """Folds that other code made may count otherwise."""
-    return _digest(
-        b"".join(Path(str(module.__file__)).read_bytes() for module in (_accounting, _history, story_events, ev))
-    )
+    return code_digest([_accounting, _history, story_events, ev])

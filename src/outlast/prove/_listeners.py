@@ -208,7 +208,7 @@ def _read_answer(data: bytes, note: Callable[[int, int], None]) -> bool:
     """Whether more is to come. `note(inode, backlog)`: for each."""
     while data:
         size, kind, *_ = struct.unpack_from(_MESSAGE, data)
-        if kind in (_DONE, _ERROR):
+        if kind in (_DONE, _ERROR) or size < 16:
             return False
         _, backlog, _, inode = struct.unpack_from("=IIII", data, 16 + 56)
         note(inode, backlog)

@@ -95,7 +95,7 @@ def _until_ended(pid: int) -> None:
 def _server(board: Board, allowed_hosts: Collection[str], wishes: Wishes | None) -> uvicorn.Server:
     import uvicorn
 
-    from outlast.observe.web._bounded_http import MOST_ASKED, MOST_UNASKED, BoundedHTTP
+    from outlast.observe.web._bounded_http import ASK_S, MOST_ASKED, MOST_UNASKED, BoundedHTTP
 
     config = uvicorn.Config(
         build_app(board, allowed_hosts=allowed_hosts, wishes=wishes),
@@ -103,6 +103,7 @@ def _server(board: Board, allowed_hosts: Collection[str], wishes: Wishes | None)
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_GRACE_S,
+        timeout_keep_alive=int(ASK_S),
         http=BoundedHTTP,
         limit_concurrency=MOST_UNASKED + MOST_ASKED,
         h11_max_incomplete_event_size=16384,

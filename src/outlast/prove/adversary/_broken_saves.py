@@ -113,13 +113,6 @@ class StopUnawaited(Variant):
         return False
 
 
-class StopAwaitedInVain(Variant):
-    """Members wait for a stop whose save came to nothing, and can take no other."""
-
-    def awaits_stop(self, votes: SaveVotes, view: ViewId, step: int) -> bool:
-        return votes.stops(view, step)
-
-
 SAVES_BROKEN: dict[str, tuple[type[Variant], int]] = {
     "own-vote-counts": (OwnVoteCounts, 2000),
     "due-in-any-view": (DueInAnyView, 2000),

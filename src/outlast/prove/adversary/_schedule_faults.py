@@ -9,14 +9,14 @@ from random import Random
 
 import msgspec
 
-__all__ = ["KINDS", "POINTS", "THEMES", "ScheduleFault", "any_fault", "cut_off_whole"]
+__all__ = ["THEMES", "ScheduleFault", "any_fault", "cut_off_whole"]
 
-KINDS = (
+_KINDS = (
     "crash", "crash", "crash", "pause", "hang", "slow", "agent crash", "agent pause", "coordinator crash",
     "coordinator crash", "coordinator pause", "coordinator replaced", "hang up", "hang up agent", "mesh break",
     "no path", "cut off", "cut down", "cut up", "mesh stall", "feed break", "leave",
 )  # fmt: skip
-POINTS = (
+_POINTS = (
     "persist", "persist", "tell", "decide", "decide", "commit", "called", "handover", "scattered", "serve", "form",
     "ready",
 )  # fmt: skip
@@ -85,19 +85,19 @@ def any_fault(rng: Random, span_s: float) -> ScheduleFault:
     lasts = rng.choice((0.02, 0.1, 0.4, 1.2, 2.5)) * (0.5 + rng.random())
     if rng.random() < 0.5:
         return ScheduleFault(
-            kind=rng.choice(KINDS),
+            kind=rng.choice(_KINDS),
             who=rng.randrange(8),
             other=rng.randrange(1, 8),
             lasts=lasts,
             at=0.05 + span_s * rng.random() ** 0.7 * 1.3,
         )
     itself = rng.random() < 0.6
-    kind = rng.choice(("crash", "crash", "crash", "pause")) if itself else rng.choice(KINDS)
+    kind = rng.choice(("crash", "crash", "crash", "pause")) if itself else rng.choice(_KINDS)
     return ScheduleFault(
         kind=kind,
         who=-1 if itself else rng.randrange(8),
         other=rng.randrange(1, 8),
         lasts=lasts,
-        point=rng.choice(POINTS),
+        point=rng.choice(_POINTS),
         nth=rng.choice((1, 1, 2, 3, rng.randint(4, 12))),
     )

@@ -49,6 +49,7 @@ class HeldBack:
         self._knows = False  # what was saved
         self._hasty: list[m.Stop | m.Leaving] = []  # said to a coordinator that does not know it yet
         self._loop = asyncio.get_running_loop()
+        self._again: asyncio.TimerHandle | None = None  # until another save is asked for
 
     # --- what comes ----------------------------------------------------------------------------------------------
     def before(self, message: Any, go_on: Callable[[Any], None]) -> bool:
@@ -143,14 +144,15 @@ class HeldBack:
             return
         if self._own is not None:  # it was tried: another is not waited for as long
             self._loop.call_later(self._stop_save_s, self._tried, self._own)
-        if self._after:
-            self._loop.call_later(_AGAIN_S, self._ask_again)
+        if self._after and self._again is None:
+            self._again = self._loop.call_later(_AGAIN_S, self._ask_again)
 
     def _ask_again(self) -> None:
         """The save that is waited for came to nothing, and there may be time for another: not before all that is under
         way has ended, for members have memory for few."""
+        self._again = None
         if self._after and self._under_way():
-            self._loop.call_later(_AGAIN_S, self._ask_again)
+            self._again = self._loop.call_later(_AGAIN_S, self._ask_again)
         elif self._after:
             self._requests.ask(self._requests.reason or "the save before it came to nothing")
 

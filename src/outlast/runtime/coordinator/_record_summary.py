@@ -13,10 +13,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
-import hashlib
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -25,7 +23,7 @@ from outlast.config import RunConfig
 from outlast.core import events as ev
 from outlast.core.policy import Band, Belief, Losses, RunRecord
 from outlast.errors import OutlastError
-from outlast.journal import Journal
+from outlast.journal import Journal, code_digest, ends_digest, sealed, unsealed
 from outlast.runtime.coordinator._bookkeeping import ToldProgress
 
 __all__ = ["SUMMARY", "JournalFold", "KnownSaves", "RecordSummary"]
@@ -33,7 +31,6 @@ __all__ = ["SUMMARY", "JournalFold", "KnownSaves", "RecordSummary"]
 SUMMARY = "journal_summary"
 _EVERY = 2000  # entries: what is read besides a summary, and how seldom one is written
 _MAGIC = b"outlast summary 1\n"
-_DIGEST_BYTES = 16
 _KNOWN = 256  # saves; a member has at most a few in flight, and says nothing anew of one that was settled
 
 Save = tuple[tuple[int, int], int]
@@ -199,25 +196,23 @@ class RecordSummary:
     # --- what stands beside the journal --------------------------------------------------------------------------
     def _keep(self) -> None:
         """Write it down, where nobody else may have begun to coordinate here."""
-        ends = self._ends(self._seq)
-        if ends is None or not self._journal.held:
+        code, ends = _code(), ends_digest(self._journal, self._seq)
+        if code is None or ends is None or not self._journal.held:
             return
-        stored = _Stored(
-            code=_code(), settings=self._settings, seq=self._seq, ends=ends,
-            fold=msgspec.Raw(self._fold.dump()),
-        )  # fmt: skip
-        body = msgspec.msgpack.encode(stored)
-        if self._journal.put_here(self._epoch, SUMMARY, _MAGIC + _digest(body) + body):
+        fold = msgspec.Raw(self._fold.dump())
+        stored = _Stored(code=code, settings=self._settings, seq=self._seq, ends=ends, fold=fold)
+        if self._journal.put_here(self._epoch, SUMMARY, sealed(_MAGIC, msgspec.msgpack.encode(stored))):
             self._kept = self._seq
 
     def _load(self) -> None:
-        data = self._journal.get_here(SUMMARY) or b""
-        body = data[len(_MAGIC) + _DIGEST_BYTES :]
-        if data != _MAGIC + _digest(body) + body:
+        body = unsealed(_MAGIC, self._journal.get_here(SUMMARY) or b"")
+        if body is None:
             return
         try:
             stored = msgspec.msgpack.decode(body, type=_Stored)
-            if stored.code != _code() or stored.settings != self._settings or stored.ends != self._ends(stored.seq):
+            if (stored.code, stored.settings) != (_code(), self._settings):
+                return
+            if stored.ends != ends_digest(self._journal, stored.seq):
                 return
             fold = JournalFold(self._config)
             fold.load(stored.fold)
@@ -229,23 +224,12 @@ class RecordSummary:
     def _settings(self) -> tuple[float, int]:
         return float(self._config.checkpoint_min_s), self._config.replicas
 
-    def _ends(self, seq: int) -> bytes | None:
-        """What no other journal has; None where there is no entry of this number."""
-        first, last = self._journal.events(limit=1), self._journal.events(seq - 1, limit=1)
-        if not last or last[0].seq != seq:
-            return None
-        return _digest(ev.encode(first[0].event) + ev.encode(last[0].event))
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
-
 
 @functools.cache
-def _code() -> bytes:
+def _code() -> bytes | None:
     """A digest of what folds: other code may make something else of the same entries."""
-    modules = [sys.modules[kind.__module__] for kind in (RunRecord, Belief, Losses, Band, ToldProgress, JournalFold)]
-    return _digest(b"".join(Path(str(module.__file__)).read_bytes() for module in (*modules, ev)))
+    kinds = (RunRecord, Belief, Losses, Band, ToldProgress, JournalFold)
+    return code_digest([*(sys.modules[kind.__module__] for kind in kinds), ev])
 
 
 def _raise(error: BaseException) -> None:

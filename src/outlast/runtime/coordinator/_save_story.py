@@ -38,7 +38,7 @@ class SaveStory:
         return max((step for _, step in self._saved), default=-1)
 
     def newest_in(self, view: ViewId) -> int:
-        """The newest step that was published in this view; 0 if none was."""
+        """The newest step that was published in this view, its epoch counted as saves count it; 0 if none was."""
         return max((step for said, step in self._saved if said == (view.epoch, view.n)), default=0)
 
     def began(self, save: SaveId, reason: str) -> bool:

@@ -82,8 +82,8 @@ class CoordinatorEnds:
                 written, record = _finished(journal), _record(journal)
             if written is not None:
                 return
-            if record.outcome and record.exit_code == code:
-                outcome, detail = record.outcome, record.detail
+            if record.outcome:
+                outcome, detail, code = record.outcome, record.detail, record.exit_code
             elif stopped:
                 outcome, detail = "stopped", f"{stopped}; its coordinator had ended before it could end the run"
             else:
