@@ -53,6 +53,31 @@ def test_a_run_saves_and_stops_when_it_is_asked(fleet: Callable[..., Any], tmp_p
         ask_run(run_dir, "stop")
 
 
+@pytest.mark.process
+def test_a_stop_whose_coordinator_dies_has_its_save_all_the_same(fleet: Callable[..., Any], tmp_path: Path) -> None:
+    """Its launcher was asked, and the coordinator killed before the save was there: 72 steps were lost at once."""
+    run = fleet(
+        replicas=2, steps=60, gates=[6], checkpoint={"dir": str(tmp_path / "ck"), "every": 1000}, stop_save_s=60
+    )
+
+    def ready() -> bool:
+        with Journal.open_reader(run.driven.run_dir) as journal:
+            return journal.get(SAVE_EPOCHS) is not None
+
+    def asked() -> int:
+        told = [event for event in run.driven.events if isinstance(event, ev.CheckpointInterval)]
+        return sum("now: the run was asked to stop" in event.reason for event in told)
+
+    run.until("both wait before step 6", lambda: run.driven.step >= 5 and ready())
+    run.strike(run.driven.process.pid, signal.SIGTERM)
+    run.until("the coordinator was told", lambda: asked() == 1)
+    run.strike(run.driven.coordinator_pid)
+    run.gate(6, "its successor was told as well", lambda: asked() == 2)
+    assert run.finish() == 128 + signal.SIGTERM, run.logs()
+    (end,) = [event for event in run.driven.events if isinstance(event, ev.RunFinished)]
+    assert (end.outcome, [event.step for event in run.saved()]) == ("stopped", [end.steps])
+
+
 @pytest.fixture
 def stranger(tmp_path: Path) -> Any:
     """A process that has nothing to do with the run, and would end at the first signal."""

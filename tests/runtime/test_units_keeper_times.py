@@ -222,6 +222,27 @@ def test_a_stop_that_comes_before_it_is_known_what_was_saved_waits_no_longer_tha
     played(scene)
 
 
+@pytest.mark.parametrize(("asked", "at_s"), [(7, 0.0), (6, 25.0)])
+def test_a_stop_goes_on_with_the_last_save_that_an_earlier_coordinator_asked_for(
+    tmp_path: Path, asked: int, at_s: float
+) -> None:
+    """Its members have begun no step since, and make none in which another could be asked for."""
+
+    async def scene() -> None:
+        office = Timed(tmp_path, RunConfig(stop_save_s=25.0))
+        office.begins("r0.1")
+        await until(lambda: office.keeper.place.archive)
+        gone = list[float]()
+        assert office.keeper.before(m.Stop(reason="terminated"), lambda _: gone.append(office.now_s()))
+        assert office.number() > 7
+        office.keeper._held.saved(asked)
+        await asyncio.sleep(60.0)
+        assert gone == [pytest.approx(at_s)]
+        await office.close()
+
+    played(scene)
+
+
 def slow(step_s: float, durable_s: float) -> list[Any]:
     """What the journal has of a run whose steps and saves take so long."""
     saved = ev.CheckpointSaved(

@@ -321,6 +321,31 @@ def test_who_does_not_stop_when_it_was_asked_is_killed(tmp_path: Path, keeps: bo
     assert "had ended before it could end the run" in finished.detail
 
 
+@pytest.mark.parametrize(("keeps", "late"), [(True, False), (True, True), (False, False)])
+def test_a_coordinator_that_dies_before_the_last_save_is_followed_while_there_is_time(
+    tmp_path: Path, keeps: bool, late: bool
+) -> None:
+    """The run ended at once, and all since its newest checkpoint was lost. Its successor is told to stop as well."""
+
+    def dies(run: VirtualRun, child: Puppet, number: int) -> None:
+        if number > 1:
+            run.host.after(2.0, lambda: run.finish(child, 143))
+            return
+        if keeps:
+            lock_fd = os.dup(child.passed("OUTLAST_LOCK_FD"))
+            with Journal.open_writer(run.launcher.run_dir, lock_fd=lock_fd) as own:
+                own.put(own.claim("coordinator"), SAVE_EPOCHS, b"0")
+        run.host.after(3.0, lambda: run.struck(signal.SIGTERM))
+        run.host.after(31.0 if late else 4.0, lambda: child.end(by=signal.SIGKILL))
+
+    run = VirtualRun(tmp_path, dies, stop_save_s=25.0)
+    assert run.goes() == 143
+    followed = keeps and not late
+    assert len(run.coordinators) == 1 + followed
+    assert run.calls.all(m.Stop) == [m.Stop(reason="terminated", exit_code=143)] * (1 + followed)
+    assert run.all_have_ended()
+
+
 def test_a_second_ctrl_c_kills_everything_at_once(tmp_path: Path) -> None:
     def never(run: VirtualRun, child: Puppet, _: int) -> None:
         for delay_s in (3.0, 3.5):

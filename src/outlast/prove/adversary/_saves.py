@@ -311,7 +311,8 @@ class SimulatedKeeper:
         elif isinstance(action, cm.Announce):
             self._settle(action.save, published=1)
             self.process.kernel.after(0.0, self.process, self.speaker.handle, m.SavePublished(step=action.save.step))
-            if 0 < self._stop_asked <= self._met.get(action.save, 0):
+            met = self._met.get(action.save, 0)
+            if self._stop_asked and (met >= self._stop_asked or met % 2):  # of an earlier coordinator's request, too
                 self.process.kernel.after(0.0, self.process, self._stop)
         elif isinstance(action, cm.Abandon):
             self._abandon(action.save)

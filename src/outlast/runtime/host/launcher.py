@@ -85,9 +85,10 @@ class Launcher:
     _agents: list[LaunchedAgent] = field(default_factory=list)
     _later: LaterStarts = field(init=False)
     _coordinator: CoordinatorChild = field(init=False)
-    _lost_agents: list[m.AgentGone] = field(default_factory=list)
+    _standing: list[m.AgentGone | m.Stop] = field(default_factory=list)  # what each coordinator is told
     _line: CoordinatorLine = field(default_factory=CoordinatorLine)
     _stop_by_s: float = math.inf
+    _save_by_s: float = 0.0  # so long a stop may wait for its save, whoever coordinates
     _over_by_s: float = math.inf
     _over_code: int = 0
     _exit_code: int | None = None
@@ -261,8 +262,8 @@ class Launcher:
         for agent in self._agents:
             agent.blocks.take_in()
         self._look_for_the_silent()
-        if self._exit_code is None and self._lost_agents:
-            self._line.tell_all(self._lost_agents, _TELL_S)  # again after a reconnection: it is idempotent
+        if self._exit_code is None and self._standing:
+            self._line.tell_all(self._standing, _TELL_S)  # again after a reconnection: it is idempotent
         if self._exit_code is None:
             self._start_what_failed()
         if self._exit_code is None and self.system.now_s() > self._over_by_s:
@@ -296,11 +297,15 @@ class Launcher:
         self._replace(why, silent_s)
 
     def _replace(self, why: str, silent_s: float) -> None:
-        """Another coordinator; the run's end if there are too many, or it was to stop."""
+        """Another coordinator; the run's end if there are too many, or it was to stop and has no time for a save."""
         self._line.drop()
-        if not self._coordinator.replace(why, silent_s, wanted=not self.notices.stopping):
-            self._exit_code = 3 if not self.notices.stopping else self.notices.code
+        stopping = self.notices.stopping
+        wanted = not stopping or self.system.now_s() < self._save_by_s
+        if not self._coordinator.replace(why, silent_s, wanted=wanted):
+            self._exit_code = 3 if not stopping else self.notices.code
             self._ask_agents_to_stop()
+        elif stopping and (stop := m.Stop(reason=stopping, exit_code=self.notices.code)) not in self._standing:
+            self._standing.append(stop)
 
     def _start_what_failed(self) -> None:
         """Successors for which there was no room. A run that was to stop, and has no coordinator to end it, is over."""
@@ -325,7 +330,7 @@ class Launcher:
             self._over_by_s = min(self._over_by_s, noticed_s + _HEARD_S)
             self._over_code = self._over_code or how.code or 0
             return
-        self._lost_agents.append(m.AgentGone(agent=agent.name, cause=str(how), exits=exits))
+        self._standing.append(m.AgentGone(agent=agent.name, cause=str(how), exits=exits))
         base, _, number = agent.name.partition(".")
         name = f"{base}.{int(number or 1) + 1}"
         self._later.start(f"agent {name}", functools.partial(self._start_agent, environ, name))
@@ -352,6 +357,7 @@ class Launcher:
             self._kill_everything()
         elif self._exit_code is None:
             save_s = self.resolved.config.stop_save_s if keeps_checkpoints(self.run_dir) else 0.0
+            self._save_by_s = self._save_by_s or self.system.now_s() + save_s
             self._stop_by_s = min(self._stop_by_s, self.system.now_s() + _STOP_S + save_s)
             self._tell([m.Stop(reason=self.notices.stopping, exit_code=self.notices.code)])
         else:
