@@ -424,9 +424,10 @@ def test_what_is_saved_in_a_view_is_known_in_a_store_that_was_used_before(tmp_pa
     async def scene() -> None:
         office = Office(tmp_path)
         assert office.journal.put(office.coordinator.epoch, wire.SAVE_EPOCHS, b"7")
-        await office.installed(1, "r0.1")
         assert office.keeper.saved_in(ViewId(1, 1)) == 0
         office.keeper._story.saved(SaveId(epoch=8, n=1, step=4), 0, "c", "due")
+        assert office.keeper.saved_in(ViewId(1, 1)) == 4, "before it has opened the place itself, too"
+        await office.installed(1, "r0.1")
         assert [office.keeper.saved_in(view) for view in (ViewId(1, 1), ViewId(1, 2), ViewId(2, 1))] == [4, 0, 0]
         await office.close()
 

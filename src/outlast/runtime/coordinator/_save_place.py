@@ -15,7 +15,7 @@ import msgspec
 from outlast.checkpoint.threads import Threads
 from outlast.config import RunConfig
 from outlast.core.phases import Phase
-from outlast.core.protocol import Coordinator
+from outlast.core.protocol import Coordinator, ViewId
 from outlast.journal import Journal
 from outlast.runtime.coordinator._publisher import Archive
 from outlast.runtime.settings.head_settings import recorded
@@ -75,6 +75,12 @@ class SavePlace:
     def url(self) -> str:
         """The archive's; "" until it is open."""
         return self.archive.url if self.archive is not None else ""
+
+    def counted(self, view: ViewId) -> ViewId:
+        """A view as saves count it, also where an earlier coordinator alone has opened the place. Raises
+        EnvironmentFault."""
+        base = self.base if self.base is not None else int(self._journal.get(wire.SAVE_EPOCHS) or 0)
+        return ViewId(base + view.epoch, view.n)
 
     def look(self) -> None:
         """After every event: whether the members have said by now where saves go."""

@@ -134,8 +134,7 @@ class Keeper:
     # --- the end -------------------------------------------------------------------------------------------------
     def saved_in(self, view: ViewId) -> int:
         """Return the newest step that was published in this view: so many are committed, whoever has said so."""
-        base = self.place.base
-        return self._story.newest_in(ViewId(base + view.epoch, view.n)) if base is not None else 0
+        return self._story.newest_in(self.place.counted(view))
 
     def unsaved(self, steps: int) -> str:
         """For the end of a run that did all its steps: why the last of them are in no checkpoint; "" if they are."""
