@@ -14,7 +14,7 @@ from tests.runtime import jumping_loop
 
 from outlast.config import RunConfig, encoded
 from outlast.core import events as ev
-from outlast.core.protocol import Certificate, View
+from outlast.core.protocol import Certificate, View, ViewId
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.journal import Journal
@@ -389,5 +389,35 @@ def test_a_host_that_cannot_come_in_for_a_crowd_is_given_longer_than_one_that_do
             (tmp_path / str(crowded)).mkdir()
             found[crowded] = await lost_after_s(tmp_path / str(crowded), crowded)
         assert found[False] < 1.0 < RunConfig().host_silence_s - 1.0 < found[True]
+
+    played(scene)
+
+
+def test_an_end_that_was_decided_has_the_steps_that_are_saved(tmp_path: Path) -> None:
+    """The coordinator that stopped the run with its save was killed before it wrote the end: fewer steps were told than
+    the checkpoint has."""
+
+    async def scene() -> None:
+        with Journal.create(tmp_path) as journal:
+            record = m.FleetRecord(
+                view=View(id=ViewId(1, 1), members=("r0.1",)), placement={"r0.1": "a0"}, outcome="stopped",
+                exit_code=143, detail="terminated",
+            )  # fmt: skip
+            epoch = journal.claim("coordinator")
+            assert journal.put(epoch, COORDINATOR_RECORD, msgspec.msgpack.encode(record))
+            journal.append(
+                ev.CheckpointSaved(
+                    at_s=5001.0, step=56, generation=0, view=[1, 1], num_writers=1, state_bytes=1, written_bytes=1,
+                    blocked_s=0.0, copied_s=0.0, durable_s=0.0, reason="", url="",
+                )
+            )  # fmt: skip
+        office = Office(tmp_path)
+        office.server.handle(m.Timer(name="start"))
+        assert await office.server.finished == 143
+        assert office.journal.flush()
+        (end,) = [entry.event for entry in office.journal.events(kinds=[ev.RunFinished])]
+        assert isinstance(end, ev.RunFinished)
+        assert (end.outcome, end.steps) == ("stopped", 56)
+        office.close()
 
     played(scene)

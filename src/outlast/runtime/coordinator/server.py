@@ -89,6 +89,7 @@ class Server:
         self.probe = Probe(f"coordinator.{self.epoch}", environ.get("OUTLAST_FAULTS"))
         stored = journal.get(saving.COORDINATOR_RECORD)
         record = msgspec.msgpack.decode(stored, type=m.FleetRecord) if stored else None
+        self._taken_over = record.view if record is not None else None  # all that a run which has ended has of views
         self.coordinator = Coordinator(settings_of(config, environ), self.epoch, record)
         self._began_s, self.run = began_s, environ.get("OUTLAST_RUN", "")
         take_over(self.coordinator, journal, self._began_s)
@@ -331,7 +332,7 @@ class Server:
 
     def _write_end(self, finish: m.Finish) -> None:
         self._write_progress(last=True)
-        view = self.coordinator.view
+        view = self.coordinator.view or self._taken_over
         committed = [peer.committed for peer in self.coordinator.roster.peers.values()]
         committed.append(self.keeper.saved_in(view.id) if view is not None else 0)  # heartbeats come later than saves
         end = events.RunFinished(
