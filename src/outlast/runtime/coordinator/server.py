@@ -87,7 +87,7 @@ class Server:
         self.journal, self.progress = journal, progress
         self.epoch = journal.claim("coordinator")
         self.probe = Probe(f"coordinator.{self.epoch}", environ.get("OUTLAST_FAULTS"))
-        stored = journal.get(saving.COORDINATOR_RECORD)
+        stored = self._stored = journal.get(saving.COORDINATOR_RECORD)
         record = msgspec.msgpack.decode(stored, type=m.FleetRecord) if stored else None
         self._taken_over = record.view if record is not None else None  # all that a run which has ended has of views
         self.coordinator = Coordinator(settings_of(config, environ), self.epoch, record)
@@ -99,7 +99,6 @@ class Server:
         )  # fmt: skip
         self.finished: asyncio.Future[int] = self._loop.create_future()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._stored = stored
         own = list(filter(None, environ.get("OUTLAST_OWN_HOSTS", "").split(","))) if config.agents else []
         self.hosts = Hosts(
             config.most_agents, config.stall_floor_s, config.host_silence_s, place_here(), self._agent_of, own
