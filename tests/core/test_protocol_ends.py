@@ -253,6 +253,21 @@ def test_a_restarted_coordinator_goes_on_with_the_end() -> None:
     assert finish(again.handle(1.0, exited("r0.1"))).steps == 9
 
 
+def test_who_has_yet_to_greet_a_new_coordinator_when_training_ends_is_told_of_the_end_and_not_killed() -> None:
+    """It may have left the view with all that it was asked for, and wait to be let go."""
+    before = started(1)
+    placed = {"r0.1": "a", "r1.1": "a"}
+    record = m.FleetRecord(view=before.view, incarnations={"r0": 1, "r1": 1}, placement=placed, formed=True)
+    c = Coordinator(before.settings, 2, record)
+    actions = c.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r0.1", "r1.1"), epoch=1))
+    assert before.view is not None
+    actions += c.handle(0.1, hello("r0.1", view=before.view, formed=True, committed=9, done=True, state="member"))
+    assert c.ending is not None
+    assert not [a for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Kill)]
+    told = c.handle(0.2, hello("r1.1", committed=9, state="ready"))
+    assert [a.message.reason for a in told if isinstance(a, m.Tell) and isinstance(a.message, m.Close)] == ["finished"]
+
+
 def test_training_that_is_lost_after_its_end_begins_again_from_a_checkpoint() -> None:
     c = Coordinator(Settings(num_replicas=1), 1)
     c.handle(0.0, m.AgentHello(agent="a", pid=1))

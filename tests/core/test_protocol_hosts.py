@@ -182,6 +182,21 @@ def test_a_coordinator_that_starts_anew_does_not_wait_for_ever_for_a_host_that_w
     assert c.awaited == set()
 
 
+def test_a_host_that_goes_while_a_new_coordinator_awaits_others_is_not_forgotten() -> None:
+    """Its members had reported already, so nobody is waited for because of it, and those who come last are well."""
+    c = anew(("r1.1", "h1"))
+    silent(c, "h1")
+    assert c.change is None
+    view = c.view
+    for host, names in {"h2": ("r2.1", "r3.1"), "h0": ("r0.1",)}.items():
+        c.handle(6.0, m.AgentHello(agent=host, pid=1, members=names))
+        for name in names:
+            c.handle(6.0, m.Hello(member=name, agent=host, epoch=1, view=view, formed=True, state="member"))
+    left(c, "r0.1", "r2.1", "r3.1")
+    assert c.view is not None
+    assert c.view.members == ("r0.1", "r2.1", "r3.1")
+
+
 def test_of_two_hosts_that_went_while_there_was_no_coordinator_the_second_holds_up_the_others() -> None:
     c = anew(("r0.1", "h0"))
     silent(c, "h2")

@@ -233,9 +233,14 @@ def test_faults_are_plain_data() -> None:
     assert scenario_of(5) != scenario_of(6)
 
 
-@pytest.mark.parametrize("seed", [2519557, 2059552, 2108743, 2214159, 3005020, 4549203, 4108821, 4153658, 192483, 6569])
+FOUND = [2519557, 2059552, 2108743, 2214159, 3005020, 4549203, 4108821, 4153658, 192483, 6569]
+FOUND += [2026112700041944, 2026112700058556, 2026112700126483]
+
+
+@pytest.mark.parametrize("seed", FOUND)
 def test_schedules_that_once_found_something(seed: int) -> None:
     """A late copy of an agent's greeting that called living members dead; members that were given up rightly; one that
     woke up in a view that was over; one that had been let go; a fault after the last; the only host, back after its
-    lease, that was told to start nothing; a coordinator that was followed as it ended the run."""
+    lease, that was told to start nothing; a coordinator that was followed as it ended the run; a host that fell silent
+    while a new coordinator awaited others; members that had left, killed before they could greet a new coordinator."""
     assert play(scenario_of(seed)).violation is None

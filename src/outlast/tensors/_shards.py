@@ -95,7 +95,7 @@ def gradient_of(param: Any) -> Tensor | None:
     """A parameter's gradient, spread as it is. What tensor parallelism left as a sum to be made is made: of that all
     ranks of the dimension must ask, in the same order."""
     grad = param.grad
-    if is_shard(param) and is_shard(grad) and tuple(grad.placements) != tuple(param.placements):
+    if is_shard(grad) and is_shard(param) and tuple(grad.placements) != tuple(param.placements):
         grad = grad.redistribute(placements=param.placements)
     return grad  # type: ignore[no-any-return]
 

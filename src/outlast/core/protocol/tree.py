@@ -68,15 +68,33 @@ def partials(values: Mapping[int, float], num_leaves: int) -> tuple[tuple[int, i
 
 def combine(parts: Iterable[tuple[int, int, float]], root: Node) -> float:
     """The root of a tree of scalars from any tiling of it: the same bits whoever summed what (protocol, 9)."""
-    have = {(lo, hi): value for lo, hi, value in parts}
+    nodes: list[Node] = []
+    values: list[float] = []
+    for lo, hi, value in parts:
+        nodes.append((lo, hi))
+        values.append(value)
+    additions, whole = _additions(tuple(nodes), root)
+    for into, other in additions:
+        values[into] += values[other]
+    return values[whole]
 
-    def value(node: Node) -> float:
-        if node in have:
-            return have[node]
+
+@lru_cache(maxsize=512)
+def _additions(tiling: tuple[Node, ...], root: Node) -> tuple[tuple[tuple[int, int], ...], int]:
+    """(pairs of places in a tiling: the first becomes the sum of both, in this order; where the root is then)."""
+    places = {node: place for place, node in enumerate(tiling)}
+    additions: list[tuple[int, int]] = []
+
+    def place(node: Node) -> int:
+        if node in places:
+            return places[node]
         left, right = split(node)
-        return value(left) + value(right)
+        into, other = place(left), place(right)
+        additions.append((into, other))
+        return into
 
-    return value(root)
+    whole = place(root)
+    return tuple(additions), whole
 
 
 def leaves_of(nodes: Iterable[Node]) -> list[int]:

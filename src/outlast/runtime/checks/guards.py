@@ -109,11 +109,14 @@ class Guarding(Unguarded):
     def _plain(self, headers: Sequence[Header]) -> GuardEvidence:
         """What the headers alone say; asked for several times a step."""
         if self._read is None or self._read[0] is not headers:
-            self._read = headers, self.evidence(headers, (), "")
+            self._read = headers, self._looked(headers, (), "")
         return self._read[1]
 
     def evidence(self, headers: Sequence[Header], culprits: Sequence[Culprit], part: str) -> GuardEvidence:
         """What the headers of a step say, and what members found when they looked closer."""
+        return self._looked(headers, culprits, part) if culprits or part else self._plain(headers)
+
+    def _looked(self, headers: Sequence[Header], culprits: Sequence[Culprit], part: str) -> GuardEvidence:
         step = headers[0].step
         losses = {leaf: loss for header in headers for leaf, loss, _ in header.losses}
         bad = tuple(sorted(leaf for leaf, loss in losses.items() if not math.isfinite(loss)))
@@ -161,7 +164,7 @@ class Guarding(Unguarded):
         """The verdict on the step; None without guards."""
         if self.policy is None:
             return None
-        evidence = self.evidence(headers, culprits, part) if culprits or part else self._plain(headers)
+        evidence = self.evidence(headers, culprits, part)
         return Ruling(verdict=decide(self.policy, self.state, evidence), evidence=evidence)
 
     # --- the outcome ---------------------------------------------------------------------------------------------

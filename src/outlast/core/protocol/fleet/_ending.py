@@ -40,7 +40,7 @@ def begin(c: FleetState, steps: int) -> None:
             continue
         if peer.joined:
             c.tell([peer.name], m.Close(epoch=c.epoch, reason="finished"))
-        else:
+        elif peer.name not in c.unheard:  # who has yet to greet this coordinator is told then
             c.roster.mark(peer.name, "condemned")
             c.kill(peer.name, _UNBORN)
     progress(c)

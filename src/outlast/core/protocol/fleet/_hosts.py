@@ -41,7 +41,7 @@ def host_silent(c: FleetState, now_s: float, silent: hm.HostSilent) -> None:
     c.awaiting -= heard
     if heard and not c.disturbed:
         c.disturbed = c.silent[agent].why
-    if inside and c.change is None and not c.awaiting and c.ending is None:
+    if inside:  # where others have yet to report after a restart, that is noted: they may report all well
         _change.begin(c, f"host of {', '.join(inside)}: {silent.why}")
 
 
