@@ -40,6 +40,7 @@ NAMED = {
     "group_added": "[LOOP] 2.weight began to train in step 2",
     "clipped_by_hand": "[STEP] clip_grad_norm_ used .grad of a protected parameter",
     "scheduler_twice": "[STEP] the loop called step() of its StepLR",
+    "average_unregistered": "[LOOP] the loop updates an AveragedModel that is not registered",
     "scaled": "[STEP] the loss was multiplied by a GradScaler",
 }
 
@@ -163,6 +164,14 @@ def test_what_no_joiner_could_repeat_is_named_alone(habit: str) -> None:
     code, found, said = alone(habit)
     assert (code, found) == (5, {})
     assert NAMED[habit] in said
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("habit", "told"), [("average_of_writer", 1), ("average_by_copies", 0)])
+def test_an_average_of_the_writer_s_or_one_that_is_registered_goes_on(habit: str, told: int) -> None:
+    code, _, said = alone(habit)
+    assert code == 0, said
+    assert said.count("who writes after this replica would not have it") == told
 
 
 @pytest.mark.campaign

@@ -126,6 +126,37 @@ def average_by_writer(bench: Bench) -> None:
     bench.after = lambda step: update(step) if bench.run.is_writer else None
 
 
+def average_unregistered(bench: Bench) -> None:
+    """The same, updated on all, and nobody was told of it."""
+    average(bench)
+    del bench.options["state"]
+
+
+def average_of_writer(bench: Bench) -> None:
+    """The same, updated by the one that writes."""
+    average_by_writer(bench)
+    del bench.options["state"]
+
+
+class Copied:
+    """Registered state that gives copies of what an average holds."""
+
+    def __init__(self, held: AveragedModel) -> None:
+        self.held = held
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.held.state_dict().items()}
+
+    def load_state_dict(self, values: dict[str, Tensor]) -> None:
+        self.held.load_state_dict(values)
+
+
+def average_by_copies(bench: Bench) -> None:
+    """An average that is registered by something around it."""
+    average(bench)
+    bench.options["state"] = {"ema": Copied(bench.options["state"]["ema"])}
+
+
 def teacher(bench: Bench) -> None:
     """An average that is updated before the inner loop, and used in it."""
     average = AveragedModel(bench.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
@@ -592,6 +623,7 @@ HABITS = {
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
         weighted_by_count, average_that_follows, measured, stopped_by_one, evaluates, streams,
         streams_by_loader, average_by_writer, drawn_between, drawn_from_ones_own, drawn_unregistered,
+        average_unregistered, average_of_writer, average_by_copies,
     )
 }  # fmt: skip
 

@@ -30,6 +30,7 @@ class Turn:
     def __init__(self, replica: Replica) -> None:
         self._replica, self._home = replica, os.getpid()
         self._told: dict[tuple[str, int], bool] = {}  # by line of the script: what it was told last
+        self.asked = 0  # how often, in the loop
 
     @property
     def skipped(self) -> bool:
@@ -43,9 +44,14 @@ class Turn:
         if member.ended is not None:
             self._told.clear()
             return self._wait(member.ended)
-        mine = member.view is None or member.view.members[0] == member.me
-        self._told[_line()] = mine
+        self.asked += 1
+        mine = self._told[_line()] = self.leads()
         return mine
+
+    def leads(self) -> bool:
+        """Whether this replica is the first of the view."""
+        member = self._replica.member
+        return member.view is None or member.view.members[0] == member.me
 
     def _wait(self, told: m.Ended) -> bool:
         member, poll = self._replica.member, select.poll()

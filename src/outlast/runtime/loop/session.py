@@ -26,7 +26,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol import Certificate, Leave, Wait
 from outlast.errors import DeviceFault, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
-from outlast.runtime.checks.rehearsal import Rehearsal
+from outlast.runtime.checks.rehearsal import Rehearsal, UnseenAverages
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._ending import ScriptEnd, left_open, report_failure, unwritten
@@ -241,7 +241,9 @@ class Training:
         warm_up()
         self.engine.loop.find_schedulers()
         if self.replica.env.config.bitwise and not self.engine.sharded:  # of shards no copy can be stepped
-            self.engine.step_checks.rehearsal = Rehearsal(self.engine.state, self.replica.member.is_last)
+            state, last = self.engine.state, self.replica.member.is_last
+            averages = UnseenAverages(state, last, self._turn.leads, lambda: self._turn.asked)
+            self.engine.step_checks.rehearsal = Rehearsal(state, last, averages)
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             self._previous = signal.signal(signal.SIGTERM, self._asked_to_leave)
