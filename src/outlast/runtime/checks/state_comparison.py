@@ -85,13 +85,17 @@ def fingerprint_of(rows: PartRows) -> int:
 def diverged(view: View, found: StateDifference) -> OutlastError:
     """The error that states which differ end in, where nobody is replaced for it."""
     more = f" and {found.num_parts - 1} more" if found.num_parts > 1 else ""
-    if found.joined and not found.untrained:
-        who = ", ".join(found.joined)
+    unlike = [name for name in found.joined if name in found.differing]
+    if unlike and not found.untrained and (not found.majority or set(found.differing) <= set(found.joined)):
+        said = f"{found.part}{more} of {', '.join(unlike)}, which has just joined, is not what the others have"
+        remedy = REPLAYED
+        if not found.majority:  # that of a member may have changed since it was copied
+            said = (
+                f"{found.part}{more} differs where {', '.join(found.joined)} has just joined; no value has a majority"
+            )
+            remedy += ". If nothing else changes, test the memory of both: two cannot tell which is wrong"
         return LoopUnrepeatable(
-            f"{found.part}{more} of {who}, which has just joined, is not what the others have ({found.text})",
-            where=f"view {view.id}",
-            did="nothing was committed",
-            remedy=REPLAYED,
+            f"{said} ({found.text})", where=f"view {view.id}", did="nothing was committed", remedy=remedy
         )
     remedy = "build the model from the same seed on every replica: torch.manual_seed(seed) before it"
     if not found.untrained:
