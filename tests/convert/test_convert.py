@@ -339,6 +339,14 @@ def normed(clip: str, after: str) -> Conversion:
     return convert(f"import torch.distributed as dist{IMPORTS}{head}{turn}", processes=4)
 
 
+@pytest.mark.parametrize("after", ["{}", "scheduler.step()\n{}", "norm = {}"])
+def test_clipping_behind_the_step_is_not_made_to_clip(after: str) -> None:
+    """There it did nothing; as an argument of protect it would."""
+    found = normed("pass", after.format("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"))
+    assert "clip_norm" not in found.after
+    assert any("stands behind the optimizer's step" in r.why for r in found.remarks if r.kind == "by hand")
+
+
 def test_the_norm_that_clipping_gave_is_the_step_s() -> None:
     clip = "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.5)"
     found = normed(clip, "print(norm, norm.item())")
