@@ -1,4 +1,5 @@
-"""A loop that a stopwatch stands beside: each replica writes down when it began and when it committed each step."""
+"""A loop that a stopwatch stands beside: each replica writes down when it began, when it was given a step,
+when it had computed each microbatch, and when it committed the step."""
 
 from __future__ import annotations
 
@@ -67,6 +68,7 @@ def main() -> None:
         if not begun:
             os.write(clock, f"{step.number} {time.monotonic()!r} {run.name} begin\n".encode())
         begun = True
+        os.write(clock, f"{step.number} {time.monotonic()!r} {run.name} open\n".encode())
         seconds = args.asleep.get(str(step.number))
         mark = args.out / f"asleep-{step.number}"
         if seconds and not mark.exists():
@@ -75,6 +77,7 @@ def main() -> None:
         for inputs, targets in step:
             wait_s(STEP_S / 2)
             step.backward(nn.functional.mse_loss(model(inputs), targets))
+            os.write(clock, f"{step.number} {time.monotonic()!r} {run.name} work\n".encode())
         os.write(clock, f"{step.number} {time.monotonic()!r} {run.name} commit\n".encode())
     wait_s(args.after_s)
 

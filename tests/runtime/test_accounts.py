@@ -29,7 +29,8 @@ from outlast.prove._drive import Driven
 pytestmark = [pytest.mark.process, pytest.mark.campaign, pytest.mark.soak, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("stopwatch.py")
 PATIENCE_S = 200.0  # much of a run is the start of its processes, on a machine that others use too
-_LEAST_S, _SHARE = 0.05, 0.02
+_LEAST_S, _SHARE = 0.05, 0.02  # of each class of seconds, for itself
+_TOLD_OF_S = 0.0005
 
 
 class Commit(NamedTuple):
@@ -47,7 +48,7 @@ class Watched:
     """A run, and the stopwatch beside it."""
 
     def __init__(self, base: Path, steps: int, *options: str, settings: str = "", script: tuple[str, ...] = ()) -> None:
-        self.out, self.steps = base / "out", steps
+        self.out, self.steps, self.name = base / "out", steps, base.name
         self.out.mkdir()
         config = base / "run.toml"
         config.write_text(f"[run]\nrestart_backoff_s = 0.0\n{settings}")
@@ -114,87 +115,118 @@ class Watched:
         return dict(json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout))
 
 
+CLASSES = ("productive", "degraded", "recovery", "stalled", "lost", "checkpoint", "idle")
+
+
 @dataclass
 class Truth:
-    """What the stopwatch makes of a run of `full` replicas."""
+    """What the stopwatch makes of a run of `full` replicas: seconds by class, and what else it has seen."""
 
     wall_s: float
-    idle_s: float
-    work_s: float = 0.0  # productive and degraded
-    missing_s: float = 0.0  # the degraded part of it
-    still_s: float = 0.0  # recovery and stalls
-    twice_s: float = 0.0
+    seconds: dict[str, float]
     twice: int = 0
     gaps_s: list[float] = field(default_factory=list)  # without a commit, around a disturbance
-    spread_s: float = 0.0  # how much steps differ, for each disturbed one: how long it would have taken is a guess
+
+    def add(self, name: str, seconds: float) -> None:
+        self.seconds[name] += seconds
 
 
-def truth_of(run: Watched, full: int, planned: bool) -> Truth:
-    """`planned`: who leaves has done its part of the step; else what it did is done again, and that is no work."""
+class Own(NamedTuple):
+    """A step's own time, and the share of it that missing replicas would have saved."""
+
+    productive_s: float
+    degraded_s: float
+
+
+def truth_of(run: Watched, full: int, planned: bool, gone: bool, saves: int) -> Truth:
+    """`planned`: who leaves has done its part of the step; else what it did is done again, and that is no work. `gone`:
+    the run failed, and nothing remains of it. `saves`: steps from one save to the next, 0 without."""
     commits, begins = run.commits(), run.lines("begin")
     first_s = min((at for at, _, _ in begins), default=run.ended_s)
     last_s = max((c.at_s for c in commits), default=run.ended_s)
-    truth = Truth(wall_s=run.ended_s - run.began_s, idle_s=first_s - run.began_s + run.ended_s - last_s)
-    usual, spread = dict.fromkeys(range(full + 1), 0.0), dict.fromkeys(range(full + 1), 0.0)
-    for n in range(1, full + 1):
-        alike = [b.at_s - a.at_s for a, b in itertools.pairwise(commits) if len(a.who) == len(b.who) == n]
-        if len(alike) > 3:
-            low, usual[n], high = statistics.quantiles(alike)
-            spread[n] = high - low
-    made: dict[int, float] = {}
+    truth = Truth(run.ended_s - run.began_s, dict.fromkeys(CLASSES, 0.0))
+    truth.add("idle", first_s - run.began_s + run.ended_s - last_s)
+    usual, made, held = _usual(commits, full), dict[int, Own](), _held(run, saves)
     before: Commit | None = None
     for commit in commits:
-        start_s, gap_s = first_s, 0.0
+        own_s = commit.at_s - first_s
         if before is not None and commit.step <= before.step:  # another fleet makes it anew
             start_s = min(at for at, _, who in begins if who in commit.who)
-            gap_s = start_s - before.at_s
+            truth.add("recovery", start_s - before.at_s)
             truth.gaps_s.append(commit.at_s - before.at_s)
+            own_s = commit.at_s - start_s
         elif before is not None:
-            start_s, took_s = before.at_s, commit.at_s - before.at_s
-            alike_n = len(commit.who if planned and len(commit.who) < len(before.who) else before.who)
-            typical = usual[alike_n] or took_s
-            if commit.who != before.who or took_s > 3 * typical + 0.1:
-                gap_s = max(0.0, took_s - typical)
+            own_s = took_s = commit.at_s - before.at_s
+            alike = commit.who if planned and len(commit.who) < len(before.who) else before.who
+            typical_s = usual[len(alike)] or took_s
+            if commit.who != before.who or took_s > 3 * typical_s + 0.1:
+                own_s = min(took_s, typical_s)
+                again_s = 0.0 if planned else min(_again_s(run, before, commit), took_s - own_s)
+                truth.add("lost", again_s)
+                truth.add("recovery" if commit.who != before.who else "stalled", took_s - own_s - again_s)
                 truth.gaps_s.append(took_s)
-                truth.spread_s += spread[alike_n]
-        own_s = commit.at_s - start_s - (gap_s if commit.step > (before.step if before else -1) else 0.0)
+        held_s = min(own_s, statistics.median(held.get((commit.step, who), 0.0) for who in commit.who))
+        truth.add("checkpoint", held_s)
+        own_s -= held_s
         for step in [s for s in made if s >= commit.step]:
-            truth.twice_s += made.pop(step)
+            truth.add("lost", sum(made.pop(step)))
             truth.twice += 1
-        made[commit.step] = own_s
-        truth.still_s += gap_s
-        truth.missing_s += own_s * (full - len(commit.who)) / full
+        missing_s = own_s * (full - len(commit.who)) / full
+        made[commit.step] = Own(own_s - missing_s, missing_s)
         before = commit
-    truth.work_s = sum(made.values())
+    for own in made.values():
+        truth.add("lost" if gone else "productive", own.productive_s)
+        truth.add("lost" if gone else "degraded", own.degraded_s)
     return truth
 
 
-def near(told_s: float, true_s: float, spread_s: float = 0.0) -> bool:
-    return abs(told_s - true_s) <= max(_LEAST_S, _SHARE * abs(true_s)) + spread_s
+def _usual(commits: list[Commit], full: int) -> list[float]:
+    """How long a step takes, by the number of its makers; 0 where too few tell."""
+    usual = [0.0] * (full + 1)
+    for n in range(1, full + 1):
+        alike = [b.at_s - a.at_s for a, b in itertools.pairwise(commits) if len(a.who) == len(b.who) == n]
+        usual[n] = statistics.median(alike) if len(alike) > 3 else 0.0
+    return usual
 
 
-def check(run: Watched, full: int, *, gone: int = 0, planned: bool = False) -> tuple[dict[str, Any], Truth]:
-    """All that is told, beside all that was so."""
-    why, truth = run.said("why"), truth_of(run, full, planned)
+def _held(run: Watched, saves: int) -> dict[tuple[int, str], float]:
+    """How much longer than usual (a step, a replica) was not given to it, where the step before was one to be saved."""
+    waits: dict[tuple[int, str], float] = {}
+    for a, b in itertools.pairwise(sorted(run.lines("commit") + run.lines("open"), key=lambda row: (row[2], row[0]))):
+        if a[2] == b[2] and b[1] == a[1] + 1:
+            waits[b[1:]] = b[0] - a[0]
+    usual_s = statistics.median(waits.values())
+    return {of: max(0.0, seconds - usual_s) for of, seconds in waits.items() if saves and of[0] % saves == 0}
+
+
+def _again_s(run: Watched, before: Commit, commit: Commit) -> float:
+    """What the survivors of a step computed beyond their own shares: the dead had done that, or begun to."""
+    work = run.lines("work")
+    one_s = statistics.median(
+        b[0] - a[0] for a, b in itertools.pairwise(sorted(work, key=lambda w: (w[2], w[0]))) if a[1:] == b[1:]
+    )
+    stayed = before.who & commit.who
+    share, done = ({who: sum(w[1:] == (c.step, who) for w in work) for who in stayed} for c in (before, commit))
+    return one_s * max((done[who] - share[who] for who in stayed), default=0) if len(stayed) < len(before.who) else 0.0
+
+
+def near(told_s: float, true_s: float) -> bool:
+    return abs(told_s - true_s) <= max(_LEAST_S, _SHARE * abs(true_s))
+
+
+def check(
+    run: Watched, full: int, *, gone: int = 0, planned: bool = False, saves: int = 0
+) -> tuple[dict[str, Any], Truth]:
+    """All that is told, beside all that was so: each class of seconds for itself. What it saw is printed (-rP)."""
+    why, truth = run.said("why"), truth_of(run, full, planned, bool(gone), saves)
     cost = why["cost"]
-    told = {
-        "wall": (cost["wall_s"], truth.wall_s),
-        "idle": (cost["idle_s"], truth.idle_s),
-        "standing still": (cost["recovery_s"] + cost["stalled_s"] + cost["lost_s"], truth.still_s + truth.twice_s),
-        "work": (cost["productive_s"] + cost["degraded_s"], truth.work_s),
-        "degraded": (cost["degraded_s"], truth.missing_s),
-        "lost": (cost["lost_s"], truth.twice_s),
-    }
-    if gone:  # of a run that failed nothing remains
-        told["lost"] = (cost["lost_s"], truth.twice_s + truth.work_s)
-        told["standing still"] = (cost["recovery_s"] + cost["stalled_s"], truth.still_s)
-        told["work"] = (cost["productive_s"] + cost["degraded_s"], 0.0)
-        del told["degraded"]
-    wrong = {
-        name: pair
-        for name, pair in told.items()
-        if not near(*pair, 0.0 if name in ("wall", "idle") else truth.spread_s)
-    }
+    told = {"wall": (cost["wall_s"], truth.wall_s)}
+    told |= {name: (cost[f"{name}_s"], truth.seconds[name]) for name in CLASSES}
+    for name, (told_s, true_s) in told.items():
+        if max(told_s, true_s) >= _TOLD_OF_S:
+            print(f"| {run.name} | {name} | {told_s:.3f} | {true_s:.3f} | {1e3 * (told_s - true_s):+.0f} ms |")
+    print(f"| {run.name} | unexplained | {cost['unexplained_s']:.3f} | 0.000 | {1e3 * cost['unexplained_s']:+.0f} ms |")
+    wrong = {name: pair for name, pair in told.items() if not near(*pair)}
     assert wrong == {}, f"(told, true): {wrong}\n{json.dumps(cost)}\n{truth}"
     assert cost["unexplained_s"] <= 0.01 * cost["wall_s"], cost
     assert (why["lost_steps"], why["gone_steps"]) == (truth.twice + gone, gone)
@@ -262,7 +294,7 @@ def test_all_are_stopped_and_go_on(watch: Any, replicas: int, seconds: float) ->
     assert run.finish() == 0
     why, truth = check(run, replicas)
     if replicas == 1:
-        assert truth.still_s > 0.5
+        assert truth.seconds["stalled"] > 0.5
         assert "held up" in why["headline"] or why["survived"]
 
 
@@ -295,7 +327,7 @@ def test_the_fleet_is_lost_between_saves(watch: Any, tmp_path: Path, replicas: i
         run.strike(*(f"r{slot}.{time_ + 1}" for slot in range(replicas)))
         run.until("it is back", lambda n=time_: any(f".{n + 2}" in who for _, _, who in run.lines("begin")))  # type: ignore[misc]
     assert run.finish() == 0
-    why, truth = check(run, replicas)
+    why, truth = check(run, replicas, saves=30)
     assert truth.twice > 0
     assert why["cost"]["lost_s"] > 0.1
 

@@ -108,10 +108,11 @@ class Pace:
     def _around_change(self, rest_s: float, members: int, without_s: float, redone: float) -> tuple[float, ...]:
         """(the step's own time, of the outage, of what was computed again), of a step with a change of view in it."""
         usual_s = self.step_s if self._count >= _FEW else max(0.0, rest_s - without_s)
-        if not redone:  # those who are left have done the work of all; a joiner's first step is computed by the others
-            usual_s *= max(1.0, self._members / members)
+        all_s = usual_s * max(1.0, self._members / members)  # as long as those who are left take for the work of all
+        if not redone:  # which they have done; a joiner's first step is computed by the others
+            usual_s = all_s
         own_s = min(rest_s, usual_s) if without_s else rest_s
-        redone_s = min(rest_s - own_s, redone * usual_s)
+        redone_s = min(rest_s - own_s, redone * all_s)
         return own_s, rest_s - own_s - redone_s, redone_s
 
     def replayed(self) -> None:
