@@ -160,6 +160,22 @@ def test_on_a_terminal_it_draws_bar_replicas_and_what_happened(tmp_path: Path, s
         assert word in text
 
 
+def test_on_a_terminal_a_silence_grows(tmp_path: Path, story: Any) -> None:
+    """A run whose sole replica is stopped writes nothing: the figure that was drawn first stood still with it."""
+    out, now_s = Terminal(), [story.start_s + 5.0]
+    live = Live(tmp_path, stream=out, clock=lambda: now_s[0])
+    with Journal.create(tmp_path) as journal:
+        journal.append_many([*story.started, *story.training])
+        assert journal.flush()
+        for later_s in (5.0, 12.0, 34.0):
+            now_s[0] = story.start_s + later_s
+            live.poll()
+    shown = out.getvalue()
+    assert shown.count("silent for 8 s") == shown.count("silent for 30 s") == 5  # the run and its four members
+    assert "100 ms a step" not in shown.partition("silent for 8 s")[2]
+    live.close()
+
+
 def test_it_runs_in_a_thread_until_told_and_shows_the_end(tmp_path: Path, story: Any) -> None:
     out = io.StringIO()
     done = threading.Event()

@@ -170,6 +170,11 @@ def test_a_run_that_is_silent_for_too_long_is_stalled(story: Any) -> None:
     silent = status(events, held=True, now_s=story.start_s + 16.0)
     assert (silent.state, silent.detail) == ("stalled", "silent for 12 s, and steps take 100 ms")
     assert "100 ms a step" not in render_status(silent)  # the pace of then is no pace of now
+    assert silent.step_s is None
+    assert status(events, now_s=story.start_s + 5.0).step_s == 0.1
+    assert states(silent) == {**{f"r{slot}.0": "stalled" for slot in range(4)}, "r4.0": "spare"}
+    row = next(line for line in render_status(silent).splitlines() if line.startswith("r1.0"))
+    assert row.split(maxsplit=5)[2:] == ["stalled", "1.1", "20", "silent for 12 s"]
     assert status([*events, *story.finished], now_s=story.start_s + 1e4).state == "finished"
 
 
@@ -199,7 +204,7 @@ def test_a_run_whose_replicas_are_all_gone_is_starting_not_training(story: Any) 
     lost = ev.FleetGone(at_s=events[-1].at_s + 1.0, step=7, detail="r0.1: signal")
     said = status([*events, lost], held=True, now_s=lost.at_s + 9.0)
     assert (said.state, said.detail) == ("starting", "every replica was gone, and the run begins again")
-    assert said.step is None
+    assert (said.step, said.step_s) == (None, None)
 
 
 def test_steps_that_were_lost_are_no_steps_that_are_done(story: Any) -> None:

@@ -92,7 +92,8 @@ class Live:
             self._start_s = fresh[0].at_s
         state = self._fold.status(now_s=self._clock())
         rows = timeline(fresh, start_s=self._start_s)
-        news = fresh or (state.state == "stalled" and self._shown != "stalled")
+        # On a terminal what is known of a silence is drawn anew as it grows: a figure that stands still is not of now.
+        news = fresh or (state.state == "stalled" and (self._shown != "stalled" or self._is_terminal()))
         if not self._broken and (news or self._says_beginning(state)):
             self._shown = state.state
             if self._is_terminal():
@@ -236,7 +237,7 @@ def _summary(state: Status, total: int | None) -> str:
     parts = [steps] if over else [steps, busy]
     parts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
     parts += [state.detail] if state.state == "stalled" else []
-    parts += [f"{format_s(state.step_s)} a step"] if state.step_s and state.state not in {"stalled", "ending"} else []
+    parts += [f"{format_s(state.step_s)} a step"] if state.step_s else []
     parts += [counted(state.num_recoveries, "recovery", "recoveries")] if state.num_recoveries else []
     parts += [f"step {state.last_save.step} saved"] if state.last_save else []
     parts += ["the newest save failed"] if state.failed_save else []
@@ -285,5 +286,5 @@ def _picture(
 
 _STYLES = {
     "starting": "dim", "joining": "cyan", "spare": "cyan", "forming": "yellow", "training": "green",
-    "suspected": "bold yellow", "leaving": "dim", "ending": "green", "exited": "red",
+    "stalled": "bold yellow", "suspected": "bold yellow", "leaving": "dim", "ending": "green", "exited": "red",
 }  # fmt: skip

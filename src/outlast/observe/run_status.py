@@ -26,6 +26,9 @@ __all__ = ["OVER_DETAIL", "Process", "ReplicaStatus", "RunState", "Status", "Sta
 OVER_DETAIL = "the run is over"
 """What is told of a replica that nothing else ended."""
 
+_NO_PACE = frozenset({"starting", "forming", "stalled", "ending"})
+"""States in which the pace of before is none of now; a run that is over is told by its last steps."""
+
 RunState = Literal["starting", "forming", "training", "stalled", "ending", "finished", "failed", "stopped", "lost"]
 
 
@@ -45,20 +48,24 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One incarnation of a slot. `view` is None outside the view; `step`: the last it is known to hold."""
+    """One incarnation of a slot. `view` is None outside the view; `step`: the last it is known to hold; "stalled" is a
+    member of a stalled run, and `detail` says for how long nothing has come of its work."""
 
     replica: str
     agent: str
     pid: int
-    state: Literal["starting", "joining", "spare", "forming", "training", "suspected", "leaving", "ending", "exited"]
+    state: Literal[
+        "starting", "joining", "spare", "forming", "training", "stalled", "suspected", "leaving", "ending", "exited"
+    ]
     view: tuple[int, int] | None
     step: int | None
     detail: str = ""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at one moment. Times are Unix seconds; `step_s` is the mean of the last steps reported; `until`: steps in
-    all, None before the loop has said it. `step`: how many were committed, the newest at `step_at_s`, `step_age_s` ago;
+    """A run at one moment. Times are Unix seconds; `step_s` is the mean of the last steps reported, None where none is
+    being made: before the first, in a run that is stalled, between two views; `until`: steps in all, None before the
+    loop has said it. `step`: how many were committed, the newest at `step_at_s`, `step_age_s` ago;
     "stalled" is a run whose newest commit is much older than usual; "ending" one whose training is done, and whose
     scripts are not.
 
@@ -182,6 +189,7 @@ class StatusFold:
         agents = [self._placed(agent, over) for agent in self._agents.values()]
         age_s = max(0.0, now_s - self._step_at_s) if now_s is not None and self._step_at_s is not None else None
         state, detail = self._state(held, age_s)
+        silent = f"silent for {format_s(age_s)}" if state == "stalled" and age_s is not None else ""
         return Status(
             run_id=self._started.run_id if self._started else "",
             state=state,
@@ -191,7 +199,7 @@ class StatusFold:
             view=self._view,
             step=self._step,
             until=(self._progress.until if self._progress else 0) or None,
-            step_s=self._progress.step_s if self._progress else None,
+            step_s=self._progress.step_s if self._progress and state not in _NO_PACE else None,
             loss=self._loss,
             num_replicas=self._wanted or (self._started.num_replicas if self._started else 0),
             num_recoveries=self._recoveries,
@@ -201,7 +209,7 @@ class StatusFold:
             coordinator=self._placed(self._coordinator, over) if self._coordinator else None,
             agent=agents[0] if agents else None,
             agents=agents,
-            replicas=[self._replica(name, over) for name in self._shown()] if people else [],
+            replicas=[self._replica(name, over, silent) for name in self._shown()] if people else [],
             last_save=self._saved,
             failed_save=self._failed_save,
             num_audit_mismatches=self._mismatches,
@@ -256,7 +264,8 @@ class StatusFold:
         manned = {name.partition(".")[0] for name in alive}
         return sorted(alive | {name for slot, name in newest.items() if slot not in manned}, key=_natural)
 
-    def _replica(self, name: str, over: bool) -> ReplicaStatus:
+    def _replica(self, name: str, over: bool, silent: str) -> ReplicaStatus:
+        """`silent`: what is known of members whose run is stalled, "" of one that is not."""
         replica = self._replicas[name]
         if name in self._inside:
             state, step = replica.state, replica.step
@@ -265,6 +274,8 @@ class StatusFold:
             if state in {"training", "suspected", "ending"}:
                 step = self._step
             replica = msgspec.structs.replace(replica, state=state, step=step, view=self._view)
+            if silent and state == "training":
+                replica = msgspec.structs.replace(replica, state="stalled", detail=silent)
         if over and replica.state != "exited":
             replica = msgspec.structs.replace(replica, state="exited", detail=OVER_DETAIL)
         return replica

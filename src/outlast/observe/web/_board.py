@@ -106,7 +106,7 @@ class Shown:
         rows = len(fold.rows)
         published = self._publish("head", None, head_part(fold, state, now_s, self.reading.share_read))
         over = state.state in {"finished", "failed", "stopped", "lost"}
-        people = (fold.people_version, over)
+        people = (fold.people_version, over, state.state == "stalled")
         if self._changed("members", people):
             published |= self._publish("members", people, members_part(self._status(now_s, people=True)))
         if self._changed("marks", rows):

@@ -22,7 +22,9 @@ __all__ = ["CONTENT_TYPE", "Scraped", "metrics_text"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 _STATES = ("starting", "forming", "training", "stalled", "ending", "finished", "failed", "stopped", "lost")
-_MEMBER_STATES = ("starting", "joining", "spare", "forming", "training", "suspected", "leaving", "ending", "exited")
+_MEMBER_STATES = (
+    "starting", "joining", "spare", "forming", "training", "stalled", "suspected", "leaving", "ending", "exited",
+)  # fmt: skip
 
 
 class Scraped(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,8 @@ __all__ = ["chosen", "curves_part", "head_part", "marks_part", "members_part", "
 _BINS = 400
 _LEVELS = {"info": 0, "warning": 1, "error": 2}
 _CODES = {
-    "training": "t", "forming": "f", "starting": "s", "joining": "j", "spare": "p", "suspected": "u", "leaving": "l",
-    "ending": "e", "exited": "x", "over": "o",
+    "training": "t", "forming": "f", "starting": "s", "joining": "j", "spare": "p", "stalled": "q", "suspected": "u",
+    "leaving": "l", "ending": "e", "exited": "x", "over": "o",
 }  # fmt: skip
 _NUM_SUSPECTS = 50
 _NUM_MEMBERS = 32
@@ -55,11 +55,12 @@ def head_part(fold: RunFold, state: Status, now_s: float, share_read: float) -> 
 
 def members_part(state: Status) -> dict[str, object]:
     """Everybody, under the agent that supervises them: name, state, process, detail. What a member's step is follows
-    from its state: in the view, the run's."""
+    from its state: in the view, the run's; so does for how long a member of a stalled run is silent."""
     hosts: dict[str, list[list[object]]] = {agent.name: [] for agent in state.agents}
     for r in state.replicas:
-        step = None if r.state in {"training", "suspected", "ending"} else r.step
-        hosts.setdefault(r.agent, []).append([r.replica, _CODES[_shown_state(r)], r.pid, step, r.detail])
+        step = None if r.state in {"training", "stalled", "suspected", "ending"} else r.step
+        detail = "" if r.state == "stalled" else r.detail
+        hosts.setdefault(r.agent, []).append([r.replica, _CODES[_shown_state(r)], r.pid, step, detail])
     known = {agent.name: agent for agent in state.agents}
     lost = {agent.name: agent.detail or "lost" for agent in state.agents if agent.state == "lost"}
     return {

@@ -301,11 +301,13 @@ class Run {
   }
 
   say(cell) {
-    const [name, code, pid, step, detail] = cell.member;
-    const at = step ?? this.parts.head?.status.step;
+    const [name, code, pid, step, said] = cell.member;
+    const { step: newest, step_age_s: age } = this.parts.head?.status ?? {};
+    const at = step ?? newest, state = this.parts.members.codes[code];
+    const detail = state === "stalled" && age != null ? `silent for ${seconds(age)}` : said;
     const where = this.parts.members.hosts.find((host) => host.agent === cell.agent)?.host;
     this.chosen = { replica: name, host: where || cell.agent };
-    this.pointed.textContent = `${name} under ${cell.agent}${where ? ` on ${where}` : ""}: ${this.parts.members.codes[code]}, process ${pid}, step ${at ?? "–"}${detail ? `, ${detail}` : ""}`;
+    this.pointed.textContent = `${name} under ${cell.agent}${where ? ` on ${where}` : ""}: ${state}, process ${pid}, step ${at ?? "–"}${detail ? `, ${detail}` : ""}`;
   }
 
   drawTime(head) {
