@@ -110,6 +110,21 @@ BUILDS = (
     Broken("says 0 where the last steps are in no checkpoint",
            "code: dict[str, Any] = {\"exit_code\": Unsaved.exit_code}",
            "return actions", "full", "end"),
+    Broken("tells of no downtime where training stopped",
+           "self.journal(\"recovery\", **record | {\"downtime_s\": gap_s})",
+           "self.journal(\"recovery\", **record | {\"downtime_s\": 0.0})", "resumed", "why: downtime"),
+    Broken("prints another downtime than it was told", "                downtime_s=event.downtime_s,\n",
+           "                downtime_s=event.downtime_s + 1.0,\n", "member", "why: downtime"),
+    Broken("says that a death was noticed later than all went on",
+           "\"detect_s\": max(0.0, noticed - fault.last_alive_s)",
+           "\"detect_s\": 9.0 + max(0.0, noticed - fault.last_alive_s)", "member", "why: detection"),
+    Broken("counts more microbatches as computed again than a step has",
+           "max((f.recomputed for f in formed), default=0) if interrupted",
+           "100 + max((f.recomputed for f in formed), default=0) if interrupted", "member", "why: recomputed"),
+    Broken("tells people another downtime than programs", "f\"{format_s(story.downtime_s)} of downtime",
+           "f\"{format_s(1.0 + story.downtime_s)} of downtime", "member", "why: text"),
+    Broken("tells people another step than programs", "facts = [f\"step {_or_dash(state.step)}{age}\"",
+           "facts = [f\"step {(state.step or 0) + 3}{age}\"", "member", "status: text"),
     Broken("calls a lost run finished", "        state=state.state,\n        headline",
            "        state=\"finished\",\n        headline", "lost", "why: state"),
 )  # fmt: skip
@@ -178,10 +193,10 @@ def test_a_patch_applies_and_what_it_makes_is_python(build: Broken | Relapse) ->
     ast.parse(applied(build)[1])
 
 
-def test_there_are_fifteen_and_they_break_different_things() -> None:
-    assert len(BUILDS) >= 17
+def test_there_are_twenty_and_they_break_different_things() -> None:
+    assert len(BUILDS) >= 23
     assert len({build.name for build in BUILDS}) == len(BUILDS)
-    assert len({build.found for build in BUILDS}) >= 8
+    assert len({build.found for build in BUILDS}) >= 12
 
 
 class Judge:

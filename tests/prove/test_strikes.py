@@ -130,6 +130,10 @@ def watched(*, fleet: StruckFleet | None = None, steps: int = STEPS, **changes: 
             fields[key] = value
         else:
             setattr(record, key, value)
+    told = [event for event in fields["events"] if isinstance(event, ev.Recovery)]
+    rows = [{"kind": "recovery", **msgspec.to_builtins(event)} for event in told]
+    sums = {name: sum(row[name] for row in rows) for name in ("downtime_s", "microbatches_recomputed")}
+    record.why = {"timeline": rows, **sums, **record.why}
     return Watched(**fields)
 
 
@@ -279,7 +283,7 @@ def test_a_step_that_only_the_dead_had_committed_may_be_in_no_line_of_the_log() 
     said = {"state": "training", "detail": "", "step": 119, "step_at_s": 112.1}
     sample = StatusSample(asked_s=12.2, answered_s=12.3, said=said)
     for struck_s, right in ((12.15, True), (12.7, False), (11.9, False)):
-        seen = watched(samples=[sample], done=[msgspec.structs.replace(hit(), at_s=struck_s)])
+        seen = watched(samples=[sample], done=[hit(), msgspec.structs.replace(hit("r1.1"), at_s=struck_s)])
         found = {name for name, _ in number_findings(seen.fleet, seen.record, seen.commits, seen.events)}
         assert found == (set() if right else {"status: age"})
 

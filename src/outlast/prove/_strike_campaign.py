@@ -14,7 +14,7 @@ from outlast.errors import ProveError
 from outlast.prove._drive import Driven
 from outlast.prove._strike_acts import Surrounding
 from outlast.prove.strike_findings import Outcome, StrikeFinding, Undisturbed, Watched, judge
-from outlast.prove.strike_plan import STEPS, Role, Setting, StruckFleet, fleet_of
+from outlast.prove.strike_plan import MICROBATCHES, STEPS, Role, Setting, StruckFleet, fleet_of
 from outlast.prove.striker import HANG_S, StrikeDone, Striker, StrikeRecord
 
 __all__ = ["StrikeCampaign", "Struck", "run_watched"]
@@ -128,4 +128,5 @@ def run_watched(
     striker = Striker(folder, fleet, launch, hang_s, around, environ)
     record = striker.run(watch)
     ends = [(path.stem, json.loads(path.read_text())) for path in sorted((folder / "ends").glob("*.json"))]
-    return Watched(fleet, record, striker.log.commits, striker.events, ends, folder)
+    microbatches = 0 if launch else MICROBATCHES
+    return Watched(fleet, record, striker.log.commits, striker.events, ends, folder, microbatches)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,28 +10,31 @@ from outlast.core import events as ev
 from outlast.errors import Unsaved
 from outlast.observe.timeline_rows import surely_stranger
 from outlast.prove._commit_log import Commit
+from outlast.prove._printed_text import status_text, text_findings
+from outlast.prove._strike_recoveries import LATE_S, LEAST_S, SHARE, recovery_findings, struck_at
 from outlast.prove.strike_plan import STEPS, StruckFleet
 from outlast.prove.striker import StatusSample, StrikeRecord
 from outlast.runtime.transport.frames import COORDINATOR
 
 __all__ = ["number_findings"]
 
-_SHARE, _LEAST_S = 0.02, 0.05  # how far a duration may be off
-_LATE_S = 0.1  # from a commit to its line in the log, where the machine is busy
 _UNWRITTEN_S = 0.5  # from a commit to the strike that may have ended who made it before it wrote its line
 _UNEXPLAINED = 0.01
-_NEAR_S = 2.5  # from what an event tells of to the event: heartbeats of the fleet, and a busy machine
 _QUIET_S = 5.0  # without a step, `status` must not speak of training as if it went on
 _SETTLED_S = 2.0  # a process that died so short before the end may not have been told any more
 _FATAL = ("SIGKILL", "SIGSEGV")
 
 
 def number_findings(
-    fleet: StruckFleet, record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]
+    fleet: StruckFleet,
+    record: StrikeRecord,
+    commits: Sequence[Commit],
+    events: Sequence[ev.AnyEvent],
+    microbatches: int = 0,
 ) -> list[tuple[str, str]]:
-    """(check, what was printed beside what was so)."""
+    """(check, what was printed beside what was so). `microbatches` of a step; 0 if that is not known."""
     found = [*_story(record, commits, events), *_deaths(record, events), *_blame(record, events)]
-    found += [*_downtime(record, commits, events), *_strangers(fleet, record, events)]
+    found += [*recovery_findings(record, commits, events, microbatches), *_strangers(fleet, record, events)]
     for sample in record.samples:
         found += list(_sampled(sample, record, commits))
     return found
@@ -45,6 +47,7 @@ def _story(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.
         if "error" in said:
             yield name, f"`outlast {name} --json` failed: {str(said['error'])[:300]}"
             return
+    yield from text_findings(why, record.why_text, status, record.status_text)
     finished = record.exit_code in (0, Unsaved.exit_code)
     if (why["state"] == "finished") != finished:
         yield "why: state", f"{why['state']}, with exit code {record.exit_code}"
@@ -58,41 +61,11 @@ def _story(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.
     if not finished and not _saved(events) and abs(why["gone_steps"] - done) > 1:
         yield "why: lost steps", f"{why['gone_steps']} in vain, where {done} had been committed"
     unexplained = why["cost"]["unexplained_s"]
-    if unexplained > max(_LEAST_S, _UNEXPLAINED * record.ended_s):
+    if unexplained > max(LEAST_S, _UNEXPLAINED * record.ended_s):
         yield "why: unexplained", f"{unexplained:.2f} s of {record.ended_s:.2f} s"
     wall = why["cost"]["wall_s"]
-    if abs(wall - record.ended_s) > max(_LEAST_S, _SHARE * record.ended_s):
+    if abs(wall - record.ended_s) > max(LEAST_S, SHARE * record.ended_s):
         yield "why: wall", f"{wall:.2f} s, where {record.ended_s:.2f} s passed"
-
-
-def _downtime(
-    record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]
-) -> Iterator[tuple[str, str]]:
-    """How long no step was committed, of each fault that stopped training: some pause of the stopwatch is as long, and
-    ends when training is said to go on."""
-    pauses = [(end_s - record.started_s, long_s) for end_s, long_s in _pauses(commits)]
-    first_s = min((commit.at_s - record.started_s for commit in commits), default=math.inf)
-    for event in events:
-        if not isinstance(event, ev.Recovery) or not event.downtime_s:
-            continue
-        at_s, may_s = event.at_s - record.unix_s, max(_LEAST_S, _SHARE * event.downtime_s)
-        if at_s - event.downtime_s < first_s < at_s < first_s + _NEAR_S:
-            continue  # it began before anything was committed: the stopwatch shows only its end
-        if not any(abs(long_s - event.downtime_s) <= may_s and abs(end_s - at_s) < _NEAR_S for end_s, long_s in pauses):
-            near = [f"{long_s:.3f}" for end_s, long_s in pauses if abs(end_s - at_s) < _NEAR_S and long_s > _LEAST_S]
-            yield "why: downtime", f"{event.downtime_s:.3f} s after {event.replica}, where pauses were {near}"
-
-
-def _pauses(commits: Sequence[Commit]) -> Iterator[tuple[float, float]]:
-    """(end, length) of the time from a commit to the next one of another step: of each process, of all, and from who
-    had a step first to who had the next one first (who takes over tells the step that it was handed once more)."""
-    for who in {commit.who for commit in commits} | {""}:
-        own = [commit for commit in commits if who in ("", commit.who)]
-        yield from ((b.at_s, b.at_s - a.at_s) for a, b in itertools.pairwise(own) if a.step != b.step)
-    first: dict[int, float] = {}
-    for commit in commits:
-        first.setdefault(commit.step, commit.at_s)
-    yield from ((at_s, at_s - first[step - 1]) for step, at_s in first.items() if step - 1 in first)
 
 
 def _lost_steps(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]) -> int:
@@ -137,17 +110,17 @@ _ORDERED = ("the run was", "when the run finished", "when training ended")  # en
 
 
 def _blame(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tuple[str, str]]:
-    """Nobody else is said to have failed."""
-    hit = {done.name for done in record.done}
-    hit |= {e.agent for e in events if isinstance(e, ev.AgentStarted) and e.host in hit}
-    agents = {e.replica: e.agent for e in events if isinstance(e, ev.ReplicaStarted)}
+    """Nobody else is said to have failed, and nobody before it was struck."""
+    hit = struck_at(record, events)
     for event in events:
         if not isinstance(event, ev.ReplicaExited) or event.cause in ("finished", "left", "agent_lost"):
             continue
-        ordered = any(words in event.detail for words in _ORDERED)
-        agent = agents.get(event.replica)  # who is forked just now dies with the process that forks it
-        if not ordered and not {event.replica, agent, f"nursery of {agent}"} & hit:
-            yield "journal: blame", f"{event.replica} was not struck: {event.cause}, {event.detail[:300]}"
+        if any(words in event.detail for words in _ORDERED):
+            continue
+        at_s, first_s = event.at_s - record.unix_s, min(hit.get(event.replica, ()), default=math.inf)
+        if at_s < first_s - LATE_S:
+            struck = "was not struck" if math.isinf(first_s) else f"was struck {first_s - at_s:.3f} s later"
+            yield "journal: blame", f"{event.replica} {struck}: {event.cause}, {event.detail[:300]}"
 
 
 def _strangers(fleet: StruckFleet, record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tuple[str, str]]:
@@ -166,7 +139,7 @@ def _strangers(fleet: StruckFleet, record: StrikeRecord, events: Sequence[ev.Any
 
 # --- while it runs ---------------------------------------------------------------------------------------------------
 def _sampled(sample: StatusSample, record: StrikeRecord, commits: Sequence[Commit]) -> Iterator[tuple[str, str]]:
-    said: dict[str, Any] = sample.said
+    said: dict[str, Any] = _read(sample)
     when = f"at {sample.answered_s:.1f} s"
     if "error" in said:
         if commits and sample.asked_s > commits[0].at_s - record.started_s:
@@ -176,21 +149,62 @@ def _sampled(sample: StatusSample, record: StrikeRecord, commits: Sequence[Commi
     most = _steps_by(commits, record.started_s + sample.answered_s)
     if shown > most + 1:
         yield "status: step", f"{shown} {when}, where {most} had been committed"
-    at_s = said["step_at_s"]
-    if at_s is not None:  # of the newest step, which may not be stable yet
-        known = [c.at_s for c in commits if c.step in (shown - 1, shown)]
-        off_s = min((abs(at_s - record.unix_s + record.started_s - known_s) for known_s in known), default=math.inf)
-        if off_s > _LATE_S and not _unwritten(record, at_s - record.unix_s):
-            yield "status: age", f"step {shown} {when}, committed {off_s:.3f} s from when it says"
+    yield from _aged(sample, said, record, commits)
     newest = max((c.at_s for c in commits if c.at_s <= record.started_s + sample.answered_s), default=None)
     quiet = 0.0 if newest is None else record.started_s + sample.asked_s - newest
-    if quiet > _QUIET_S and said["state"] == "training" and not said["detail"]:
+    if quiet <= _QUIET_S:
+        return
+    if said["state"] == "training" and not said["detail"]:
         yield "status: state", f"training {when}, where the newest step was {quiet:.1f} s old"
+    if said["state"] in ("training", "stalled"):
+        rows = [name for name, state in said["rows"].items() if state == "training"]
+        if rows or said["step_s"]:
+            pace = f"{said['step_s']} s a step, " * bool(said["step_s"])
+            yield "status: state", f"{pace}{rows} in training {when}, where the newest step was {quiet:.1f} s old"
+
+
+def _read(sample: StatusSample) -> dict[str, Any]:
+    """The same of both forms. `made_s`: (earliest, latest) Unix time at which the newest step was committed, less the
+    striker's start in the text, which says how long ago; None where it says nothing."""
+    if not sample.text:
+        said = sample.said
+        if "error" in said:
+            return said
+        at_s, rows = said.get("step_at_s"), {row["replica"]: row["state"] for row in said.get("replicas", ())}
+        return {"step_s": None, **said, "rows": rows, "made": None if at_s is None else (at_s, at_s)}
+    told = status_text(sample.text)
+    if told is None:
+        return {"error": sample.text}
+    said = {"state": told.state, "detail": told.detail, "step": told.step, "made": None}
+    said |= {"step_s": told.step_s and told.step_s.seconds, "rows": {name: row[0] for name, row in told.rows.items()}}
+    return said | {"ago": told.age}
+
+
+def _aged(
+    sample: StatusSample, said: dict[str, Any], record: StrikeRecord, commits: Sequence[Commit]
+) -> Iterator[tuple[str, str]]:
+    """The newest step was committed when it says, and is as old as it says."""
+    when, shown = f"at {sample.answered_s:.1f} s", said["step"] or 0
+    made, ago = said["made"], said.get("ago")
+    if ago is not None:
+        low_s, high_s = (at_s - ago.seconds + record.unix_s for at_s in (sample.asked_s, sample.answered_s))
+        made = low_s - ago.off_s, high_s + ago.off_s
+    elif made is not None and said.get("step_age_s") is not None:
+        now_s = made[0] + said["step_age_s"] - record.unix_s
+        if not sample.asked_s - LATE_S <= now_s <= sample.answered_s + LATE_S:
+            yield "status: age", f"{said['step_age_s']:.3f} s {when}, as if it were {now_s:.3f} s"
+    if made is None:
+        return
+    low_s, high_s = (at_s - record.unix_s for at_s in made)  # of the newest step, which may not be stable yet
+    known = [c.at_s - record.started_s for c in commits if c.step in (shown - 1, shown)]
+    off_s = min((max(low_s - at_s, at_s - high_s) for at_s in known), default=math.inf)
+    if off_s > LATE_S and not _unwritten(record, low_s) and not _unwritten(record, high_s):
+        yield "status: age", f"step {shown} {when}, committed {off_s:.3f} s from when it says"
 
 
 def _unwritten(record: StrikeRecord, at_s: float) -> bool:
     """Whether the commit log may lack a step of this moment: who made it told it, and was struck right then."""
-    return any(-_LATE_S <= done.at_s - at_s <= _UNWRITTEN_S for done in record.done)
+    return any(-LATE_S <= done.at_s - at_s <= _UNWRITTEN_S for done in record.done)
 
 
 def _steps_by(commits: Sequence[Commit], at_s: float) -> int:

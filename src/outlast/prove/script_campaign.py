@@ -163,7 +163,8 @@ class ScriptCampaign:
         folder = self._folder(f"struck-{fleet.seed}-{fleet.number}")
         seen = self._run(folder, fleet, baseline.checkpoint_every, baseline.hang_s, watch)
         told = witnessed(folder, baseline.shape.steps)
-        outcome, findings, numbers = _judged(seen, baseline)
+        number = 1 + max((one.microbatch for one in told.computed), default=-1)
+        outcome, findings, numbers = _judged(seen._replace(microbatches=number), baseline)
         steps = {commit.step for commit in seen.commits}
         own = [*self._leaks.findings(), *microbatch_findings(told, baseline.shape.steps, steps)]
         own += script_findings(self._witnessed[1], told, struck=True)

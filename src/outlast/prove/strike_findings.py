@@ -41,7 +41,8 @@ class Undisturbed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched(NamedTuple):
-    """All that is known of a fleet when it is over. `ends`: (process, what it wrote when it ended)."""
+    """All that is known of a fleet when it is over. `ends`: (process, what it wrote when it ended); `microbatches` of a
+    step, 0 if that is not known."""
 
     fleet: StruckFleet
     record: StrikeRecord
@@ -49,6 +50,7 @@ class Watched(NamedTuple):
     events: Sequence[ev.AnyEvent]
     ends: Sequence[tuple[str, dict[str, Any]]]
     folder: Path
+    microbatches: int = 0
 
     @property
     def end(self) -> ev.RunFinished | None:
@@ -58,7 +60,8 @@ class Watched(NamedTuple):
 def judge(seen: Watched, undisturbed: Undisturbed) -> tuple[Outcome, list[StrikeFinding]]:
     """`same bits` and `fleet lost` are the two ends that are right; findings of numbers make neither wrong."""
     wrong = [StrikeFinding(check=check, detail=detail) for check, detail in _wrong(seen, undisturbed)]
-    numbers = [] if seen.record.hung else number_findings(seen.fleet, seen.record, seen.commits, seen.events)
+    known = seen.fleet, seen.record, seen.commits, seen.events
+    numbers = [] if seen.record.hung else number_findings(*known, seen.microbatches)
     more = [StrikeFinding(check=check, detail=detail) for check, detail in numbers]
     if wrong:
         return "wrong", wrong + more

@@ -66,11 +66,12 @@ class Life(msgspec.Struct, kw_only=True):
 
 
 class StatusSample(msgspec.Struct, kw_only=True):
-    """What `outlast status --json` printed, and between which moments it was asked and answered."""
+    """What `outlast status` printed, and between which moments it was asked and answered: with `--json`, or `text`."""
 
     asked_s: float
     answered_s: float
     said: dict[str, Any]
+    text: str = ""
 
 
 class StrikeRecord(msgspec.Struct, kw_only=True):
@@ -93,6 +94,8 @@ class StrikeRecord(msgspec.Struct, kw_only=True):
     told_secret: list[str] = []
     why: dict[str, Any] = {}
     status: dict[str, Any] = {}
+    why_text: str | None = None  # the same moment as people are told it
+    status_text: str | None = None
 
 
 class Striker:
@@ -204,7 +207,7 @@ class Striker:
         return True
 
     def _ask(self) -> bool:
-        """`outlast status --json` in a process of its own, so that its answer disturbs no moment. Whether it answered
+        """`outlast status` in a process of its own, so that its answer disturbs no moment. Whether it answered
         since the last call, or was asked just now for the first time."""
         if self._asking is not None:
             asked_s, process = self._asking
@@ -212,11 +215,14 @@ class Striker:
                 return False
             self._asking = None
             out, _ = process.communicate()
-            said = _decoded(out) if process.returncode == 0 else {"error": out}
-            self.record.samples.append(StatusSample(asked_s=asked_s, answered_s=self._now(), said=said))
+            words = self._in_words() and process.returncode == 0
+            said = {} if words else _decoded(out) if process.returncode == 0 else {"error": out}
+            sample = StatusSample(asked_s=asked_s, answered_s=self._now(), said=said, text=out if words else "")
+            self.record.samples.append(sample)
             return True
         if (self.folder / "run" / "journal").exists() or any((self.folder / "run").glob("*")):
-            command = [sys.executable, "-m", "outlast", "status", str(self.folder / "run"), "--json"]
+            command = [sys.executable, "-m", "outlast", "status", str(self.folder / "run")]
+            command += [] if self._in_words() else ["--json"]
             process = subprocess.Popen(
                 command,
                 env=self._environ,
@@ -227,6 +233,10 @@ class Striker:
             )
             self._asking = (self._now(), process)
         return False
+
+    def _in_words(self) -> bool:
+        """Whether this question is for the form that people read: every other one."""
+        return len(self.record.samples) % 2 == 1
 
     # --- striking ------------------------------------------------------------------------------------------------
     def _strike(self, driven: Driven, strike: Strike) -> bool:
@@ -323,6 +333,8 @@ class Striker:
         record.left += [*left, *temporary, *shared]
         record.why = _printed(["why", str(run_dir)], self._environ)
         record.status = record.status or _printed(["status", str(run_dir)], self._environ)
+        record.why_text = _words(["why", str(run_dir)], self._environ)
+        record.status_text = _words(["status", str(run_dir)], self._environ)
 
 
 def _go_on(seen: Running) -> bool:
@@ -352,9 +364,20 @@ def _own_training(folder: Path, fleet: StruckFleet) -> Driven:
 
 def _printed(command: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """What one of our commands prints with `--json`; with the key `error` where it fails."""
+    code, text = _answer([*command, "--json"], environ)
+    return {"error": text} if code else _decoded(text)
+
+
+def _words(command: list[str], environ: Mapping[str, str]) -> str:
+    """What it prints for people, or what it says where it fails."""
+    return _answer(command, environ)[1]
+
+
+def _answer(command: list[str], environ: Mapping[str, str]) -> tuple[int, str]:
+    """(exit code, what it printed; where that is not 0, with the end of what it complained of)."""
     try:
         process = subprocess.run(
-            [sys.executable, "-m", "outlast", *command, "--json"],
+            [sys.executable, "-m", "outlast", *command],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -363,8 +386,8 @@ def _printed(command: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"no answer in {_ANSWER_S:g} s"}
-    return _decoded(process.stdout) if process.returncode == 0 else {"error": process.stdout + process.stderr[-1000:]}
+        return 1, f"no answer in {_ANSWER_S:g} s"
+    return process.returncode, process.stdout + process.stderr[-1000:] * bool(process.returncode)
 
 
 def _decoded(text: str) -> dict[str, Any]:
