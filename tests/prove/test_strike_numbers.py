@@ -137,6 +137,16 @@ def test_no_more_was_computed_again_than_the_dead_had_under_way(number: int, rig
 
 
 def test_nothing_is_computed_again_where_nobody_is_gone() -> None:
+    struck = StrikeDone(at_s=16.5, kind="SIGKILL", role="coordinator", pid=3, name="coordinator", state="S")
+    done = [msgspec.structs.replace(hit(), at_s=STRUCK_S), struck]
+    for number in (0, 1):
+        lost = recovered(
+            at_s=117.0, cause="coordinator", replica="coordinator", view=[2, 0], downtime_s=0.0, detect_s=0.1,
+            microbatches_recomputed=number,
+        )  # fmt: skip
+        assert found(seen(recovered(), lost, done=done)) - {"journal: deaths"} == (
+            {"why: recomputed"} if number else set()
+        )
     joined = ev.ViewInstalled(at_s=117.0, epoch=1, n=3, members=["r1.1", "r0.2"], cause="planned", planned=True)
     again = recovered(at_s=117.5, view=[1, 3], downtime_s=0.0, detect_s=0.0, microbatches_recomputed=1)
     assert found(seen(recovered(), joined, again)) == {"why: recomputed"}

@@ -150,7 +150,8 @@ def _coordinator_s(record: StrikeRecord, until_s: float) -> float:
 
 
 def _recomputed(events: Sequence[ev.AnyEvent], microbatches: int) -> Iterator[tuple[str, str]]:
-    """At most what those who are gone had under way: all of a step but one of each who is left."""
+    """At most what those who are gone had under way: all of a step but one of each who is left. A coordinator had
+    nothing."""
     installed: dict[tuple[int, int], set[str]] = {}
     before: set[str] = set()
     worked: dict[tuple[int, int], set[str]] = {}  # who was in the view that worked before this one
@@ -163,10 +164,10 @@ def _recomputed(events: Sequence[ev.AnyEvent], microbatches: int) -> Iterator[tu
         if not isinstance(event, ev.Recovery) or not event.microbatches_recomputed:
             continue
         view = event.view[0], event.view[1]
-        if view not in installed:
+        if view not in installed and event.cause != "coordinator":
             continue
-        there = worked[view]
-        stayed = there & installed[view]
+        there = worked.get(view, set())
+        stayed = there & installed.get(view, there)
         most = microbatches - len(stayed) if stayed != there else 0
         if event.microbatches_recomputed > most and (microbatches or stayed == there):
             told = f"{event.microbatches_recomputed} after {event.replica}"
