@@ -69,7 +69,7 @@ def _beside_plan(events: Sequence[ev.AnyEvent]) -> list[dict[str, object]]:
     ]
 
 
-_OF = {"save": "", "stop": "", "evict": "replica", "drain": "host", "undrain": "host", "scale": "replicas"}
+WISHES = {"save": "", "stop": "", "evict": "replica", "drain": "host", "undrain": "host", "scale": "replicas"}
 """What the page may ask for, and what each wish is about."""
 
 
@@ -81,7 +81,7 @@ def _wishes() -> Wishes:
 
     key = secrets.token_urlsafe(12)
     print(f"outlast: the key for what the page may ask of runs: {key}", flush=True)
-    return Wishes(_OF, ask_for_page, key)
+    return Wishes(WISHES, ask_for_page, key)
 
 
 def ask_for_page(run_dir: Path, wish: str, what: str) -> str:

@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import itertools
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from starlette.routing import Route
+
+METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "QUERY", "ANYTHING"]
+
+
+def places(app: Any, **parts: Iterable[str]) -> list[str]:
+    """Addresses of every route that the application itself has, so that a new one is tried without being named here.
+    `parts`: what may stand for each part in braces; KeyError for a part of which that is not said."""
+    found: list[str] = []
+    for route in app._app.routes:
+        assert isinstance(route, Route), f"say how {route} is tried"
+        names = re.findall(r"{(\w+)", route.path)
+        for chosen in itertools.product(*(parts[name] for name in names)):
+            given = dict(zip(names, chosen, strict=True))
+            found.append(re.sub(r"{(\w+)[^}]*}", lambda part, given=given: given[part[1]], route.path))  # type: ignore[misc]
+    return found
 
 
 def ask(

@@ -103,10 +103,11 @@ def test_a_journal_is_told_the_same_at_once_and_event_by_event(tmp_path: Path, s
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil:8642", "[::2]", "", "-"])
 def test_a_name_that_is_not_this_machine_s_is_refused_on_every_route(app: Any, host: str) -> None:
-    for path in ("/", "/page/app.js", "/api/runs", "/api/runs/brave/picture", "/api/runs/brave/stream", "/metrics"):
-        status, _, body = ask(app, path, host=host)
-        assert status == 403
-        assert b"brave" not in body
+    for path in asking.places(app, run=["brave"], name=["app.js"], wish=["stop"]):
+        for method in asking.METHODS:
+            status, _, body = ask(app, path, method=method, host=host)
+            assert status == 403
+            assert b"brave" not in body
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8642", "[::1]:8642", "proxy.lan"])
@@ -120,7 +121,9 @@ def test_nothing_can_be_changed(app: Any, method: str) -> None:
 
 
 def test_another_site_s_page_cannot_read_and_a_link_to_the_page_works(app: Any) -> None:
-    assert ask(app, "/api/runs", sec_fetch_site="cross-site", sec_fetch_mode="cors")[0] == 403
+    for path in asking.places(app, run=["brave"], name=["app.js"], wish=["stop"]):
+        for site in ("cross-site", "same-site"):
+            assert ask(app, path, sec_fetch_site=site, sec_fetch_mode="cors")[0] == 403
     assert ask(app, "/api/runs", sec_fetch_site="same-origin", sec_fetch_mode="cors")[0] == 200
     assert ask(app, "/", sec_fetch_site="cross-site", sec_fetch_mode="navigate")[0] == 200
 

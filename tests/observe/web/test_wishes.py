@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
-from tests.observe.web.asking import ask
+from tests.observe.web.asking import METHODS, ask, places
 
-from outlast.cli._serve import ask_for_page
+from outlast.cli._serve import WISHES, ask_for_page
 from outlast.core import events as ev
 from outlast.core.protocol import operator_messages as om
 from outlast.errors import ConfigError, EnvironmentFault
@@ -24,10 +24,13 @@ KEY = "a-key-of-this-server"
 HOST = "127.0.0.1:8642"
 RIGHT = {"host": HOST, "content-type": "application/json", "x-outlast-key": KEY}
 SURE = b'{"sure": true}'
-PATHS = [
-    "/", "/page/app.js", "/api/runs", "/api/runs/brave/picture", "/api/runs/brave/rows", "/api/runs/brave/stream",
-    "/metrics", "/healthz", "/ready", "/api/runs/brave/ask/stop", "/api/runs/brave/ask/save",
-    "/api/runs/brave/ask/drain",
+WRONG = [
+    {"x-outlast-key": ""}, {"x-outlast-key": KEY[:-1]}, {"x-outlast-key": KEY + "x"},
+    {"host": "evil.example"}, {"host": "127.0.0.1.evil.example"}, {"host": "[::2]:8642"}, {"host": ""},
+    {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:1"},
+    {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"sec-fetch-site": "none"},
+    {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+    {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"},
 ]  # fmt: skip
 
 
@@ -63,6 +66,27 @@ def app(board: Board, asked: Asked) -> Any:
     return build_app(board, follow=False, wishes=Wishes({"save": "", "stop": "", "drain": "host"}, asked, KEY))
 
 
+@pytest.fixture
+def whole(board: Board, asked: Asked) -> Any:
+    """The application with all that may be asked for."""
+    return build_app(board, follow=False, wishes=Wishes(WISHES, asked, KEY))
+
+
+def every_place() -> list[str]:
+    nobody = Wishes(WISHES, lambda *_: "", KEY)
+    return places(build_app(Board([]), follow=False, wishes=nobody), run=["brave"], name=["app.js"], wish=WISHES)
+
+
+def meant(path: str) -> bytes:
+    """The body with which this wish would be asked."""
+    about = WISHES.get(path.rpartition("/")[2])
+    return json.dumps({"sure": True, "what": "8"}).encode() if about else SURE
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
 def post(app: Any, path: str, headers: dict[str, str], body: bytes = SURE, method: str = "POST") -> tuple[int, str]:
     status, _, answer = ask(app, path, headers, method=method, body=body)
     return status, answer.decode()
@@ -75,31 +99,39 @@ def test_a_wish_with_the_key_is_asked(app: Any, asked: Asked, tmp_path: Path) ->
     assert asked.calls == [(tmp_path / "brave", "stop"), (tmp_path / "brave", "save")]
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_without_actions_no_route_takes_anything(board: Board, path: str, method: str) -> None:
-    assert post(build_app(board, follow=False), path, RIGHT, method=method)[0] == 405
+def test_every_place_that_is_tried_is_there_and_each_wish_is_asked(whole: Any, asked: Asked) -> None:
+    """So that what is refused below is refused for what is wrong with it."""
+    tried = {path: post(whole, path, RIGHT, meant(path), method="GET")[0] for path in every_place()}
+    assert {path for path, status in tried.items() if status != 200} == {f"/api/runs/brave/ask/{w}" for w in WISHES}
+    for path in every_place():
+        assert post(whole, path, RIGHT, meant(path))[0] == (202 if "/ask/" in path else 405)
+    assert [call for _, call in asked.calls] == [
+        f"{wish} {'8' if about else ''}".strip() for wish, about in WISHES.items()
+    ]
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"x-outlast-key": ""}, {"x-outlast-key": KEY[:-1]}, {"x-outlast-key": KEY + "x"}, {"host": "evil.example"},
-        {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:1"},
-        {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"sec-fetch-site": "none"},
-        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
-        {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"},
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("path", every_place())
+def test_without_actions_no_route_takes_anything(board: Board, path: str) -> None:
+    app = build_app(board, follow=False)
+    for method in METHODS[2:]:
+        assert post(app, path, RIGHT, meant(path), method)[0] == 405
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize("path", every_place())
 def test_nothing_changes_a_run_without_key_or_from_elsewhere(
-    app: Any, asked: Asked, path: str, method: str, wrong: dict[str, str]
+    whole: Any, asked: Asked, tmp_path: Path, path: str, wrong: dict[str, str]
 ) -> None:
-    status, _ = post(app, path, RIGHT | wrong, method=method)
-    assert status in (403, 405, 415)
+    before = held(tmp_path)
+    for method in METHODS:
+        status, told = post(whole, path, RIGHT | wrong, meant(path), method)
+        if method in ("GET", "HEAD") and "host" not in wrong:
+            assert status in (200, 403, 405)
+        else:
+            assert status in (403, 405, 415)
+        assert "host" not in wrong or (status == 403 and "brave" not in told)
     assert asked.calls == []
+    assert held(tmp_path) == before
 
 
 @pytest.mark.parametrize("path", ["/api/runs/brave/ask/stop", "/api/runs/brave/ask/save"])
