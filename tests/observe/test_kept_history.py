@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from outlast.core import events as ev
 from outlast.journal import Journal
+from outlast.observe import (
+    StateReading,
+    page_reading,
+    read_history,
+    read_state,
+    read_story,
+    run_status,
+    sample_losses,
+    status,
+    why,
+)  # fmt: skip
 from outlast.observe import _kept_history as kept_module
-from outlast.observe import read_history, read_state, read_story, sample_losses, status, why
 from outlast.observe._history import History
 from outlast.observe._kept_history import KEPT_NAME, keep, kept_history
 
@@ -123,6 +135,43 @@ def test_why_is_the_same_from_what_was_kept(run_dir: Path, journal: Journal) -> 
 def test_a_status_is_the_same_from_the_few_events_that_make_it(run_dir: Path, journal: Journal) -> None:
     events = [entry.event for entry in journal.events()]
     assert status(read_state(journal)) == status(events)
+
+
+def test_what_operators_asked_and_that_training_is_done_are_in_a_status(run_dir: Path, story: Any) -> None:
+    at_s = story.start_s + 9000
+    asked = [("scale", "7"), ("drain", "h0")]
+    more = [ev.Asked(at_s=at_s, what=what, about=about, accepted=True, text="", replicas=[]) for what, about in asked]
+    with Journal.create(run_dir.with_name("asked")) as writer:
+        writer.append_many([*story.started, *story.training[:2], *more])
+        writer.append(ev.TrainingEnded(at_s=at_s, steps=9000, writer="r0.0"))
+        assert writer.flush()
+        events = [entry.event for entry in writer.events()]
+        told = status(read_state(writer))
+    assert told == status(events)
+    assert (told.state, told.step, told.num_replicas) == ("ending", 9000, 7)
+
+
+def test_every_kind_that_a_status_knows_of_is_read_for_it() -> None:
+    """From its source, so that a new one is not forgotten: what is missing shows on the page only."""
+    source = Path(str(run_status.__file__)).read_text(encoding="utf-8")
+    known = {getattr(ev, name) for name in re.findall(r"\bev\.(\w+)\(\)", source)}
+    read = {*page_reading._STATE_KINDS, *page_reading._PEOPLE_KINDS, *page_reading._NEWEST_ONLY, ev.ViewInstalled}
+    assert len(known) > 20
+    assert known <= read
+
+
+def test_the_run_as_a_whole_is_told_before_who_is_in_it_is_read(run_dir: Path, story: Any, journal: Journal) -> None:
+    """Both of the same moment, though more was written between them."""
+    reading = StateReading(journal)
+    whole = status(read_state(journal))
+    first = [event for event in reading.of_run() if isinstance(event, ev.ReplicaStarted | ev.ReplicaExited)]
+    assert first == []
+    assert msgspec.structs.replace(status(reading.of_run()), replicas=whole.replicas) == whole
+    with Journal.open_writer(run_dir) as writer:
+        writer.append(ev.ReplicaStarted(at_s=story.start_s + 9000, replica="r9.9", agent="a0", pid=1))
+        writer.append_many(steps(story.start_s + 9000, 5000, 5100))
+        assert writer.flush()
+    assert status(reading.of_all()) == whole
 
 
 def test_a_status_reads_no_more_of_a_longer_run(run_dir: Path, story: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import typer
 from outlast.cli._runs import DEFAULT_RUNS, open_run, print_json
 
 if TYPE_CHECKING:
+    from outlast.core.events import AnyEvent
     from outlast.journal import Journal
     from outlast.observe import Status
 
@@ -39,19 +40,29 @@ def status(
 
 
 class _Asked:
-    """A run at one moment: read once, told in two parts, since who is in it may be ten thousand."""
+    """A run at one moment, told in two parts, since who is in it may be ten thousand."""
 
     def __init__(self, reader: Journal, run_dir: Path) -> None:
         from outlast import journal, observe
 
-        self.held = journal.is_held(run_dir)  # asked first: what is written before the lock is let go of is then read
-        self.fold = observe.StatusFold()
-        for event in observe.read_state(reader):
-            self.fold.take(event)
-        self.now_s = journal.run_now_s(run_dir) if self.held else None
+        self._held = journal.is_held(run_dir)  # asked first: what is written before the lock is let go of is then read
+        self._reading = observe.StateReading(reader)
+        self._now_s = journal.run_now_s(run_dir) if self._held else None
 
-    def state(self, *, people: bool = True) -> Status:
-        return self.fold.status(held=self.held, now_s=self.now_s, people=people)
+    def run(self) -> Status:
+        """All but its replicas, sooner."""
+        return self._folded(self._reading.of_run(), people=False)
+
+    def state(self) -> Status:
+        return self._folded(self._reading.of_all(), people=True)
+
+    def _folded(self, events: list[AnyEvent], people: bool) -> Status:
+        from outlast import observe
+
+        fold = observe.StatusFold()
+        for event in events:
+            fold.take(event)
+        return fold.status(held=self._held, now_s=self._now_s, people=people)
 
 
 def _show(asked: _Asked, reader: Journal, run_dir: Path, as_json: bool) -> None:
@@ -60,7 +71,7 @@ def _show(asked: _Asked, reader: Journal, run_dir: Path, as_json: bool) -> None:
     if as_json:
         print_json(asked.state(), run_dir=run_dir)
         return
-    print(observe.render_run(asked.state(people=False), curve=observe.sample_losses(reader)), end="\n\n", flush=True)
+    print(observe.render_run(asked.run(), curve=observe.sample_losses(reader)), end="\n\n", flush=True)
     print(observe.render_people(asked.state()), flush=True)
 
 

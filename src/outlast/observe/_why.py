@@ -6,6 +6,7 @@ cause that the table does not know gets the one that always helps. It guesses at
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -159,6 +160,7 @@ _BY_CAUSE: dict[str, tuple[str, ...]] = {
 """For causes that events name: what their detail may tell apart; the last one where it tells nothing."""
 
 
+@functools.lru_cache(maxsize=4096)  # a long run dies of the same few causes
 def remedy(cause: str, detail: str = "") -> tuple[str, str]:
     """(name of the cause, what to do about it) for a cause and detail as events have them."""
     both = f"{cause} {detail}"

@@ -22,7 +22,7 @@ from outlast.observe._kept_history import keep, kept_history
 from outlast.observe.page_picture import RunFold
 from outlast.observe.story_events import counted_view
 
-__all__ = ["RunReading", "read_state", "read_story", "sample_losses"]
+__all__ = ["RunReading", "StateReading", "read_state", "read_story", "sample_losses"]
 
 _KINDS: tuple[type[ev.AnyEvent], ...] = tuple(
     kind for kind in typing.get_args(ev.AnyEvent) if kind is not ev.ProgressMade
@@ -38,8 +38,10 @@ _NEWEST_ONLY: dict[type[ev.AnyEvent], int] = {
 }  # fmt: skip
 _STATE_KINDS: tuple[type[ev.AnyEvent], ...] = (
     ev.RunStarted, ev.RunFinished, ev.Recovery, ev.VerdictReached, ev.CheckpointFailed, ev.FleetGone, ev.AuditMismatch,
-    ev.CoordinatorStarted, ev.CoordinatorLost, ev.AgentStarted, ev.AgentLost, ev.ViewFormed, ev.ReplicaStarted,
-    ev.ReplicaExited, ev.Suspected, ev.JoinerServed, ev.JoinerCaughtUp,
+    ev.CoordinatorStarted, ev.CoordinatorLost, ev.AgentStarted, ev.AgentLost, ev.ViewFormed, ev.TrainingEnded, ev.Asked,
+)  # fmt: skip
+_PEOPLE_KINDS: tuple[type[ev.AnyEvent], ...] = (
+    ev.ReplicaStarted, ev.ReplicaExited, ev.Suspected, ev.JoinerServed, ev.JoinerCaughtUp,
 )  # fmt: skip
 
 
@@ -177,14 +179,32 @@ def _once(entries: Iterable[_Ordered]) -> list[ev.AnyEvent]:
     return events
 
 
+class StateReading:
+    """The events that make a run's status at one moment, in a time that does not grow with its steps. Read in two
+    parts: what the run as a whole is like, and then who is in it, which may be ten thousand."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal, self._last = journal, journal.last_seq
+        whole = (_entries(journal, kind, self._last) for kind in _STATE_KINDS)
+        views = _newest(journal, ev.ViewInstalled, _NAMED_VIEWS[0], self._last)
+        ends = (_newest(journal, kind, count, self._last) for kind, count in _NEWEST_ONLY.items())
+        newest = map(_Ordered, journal.events(self._last - 1))  # says when the run was heard of last, whatever it is
+        self._run = list(heapq.merge(*whole, views, *ends, newest))
+
+    def of_run(self) -> list[ev.AnyEvent]:
+        """Those that tell all but `replicas`, in order."""
+        return _once(self._run)
+
+    def of_all(self) -> list[ev.AnyEvent]:
+        """All of them, in order."""
+        views = (_Ordered(entry) for entry in _named_views(self._journal) if entry.seq <= self._last)
+        people = (_entries(self._journal, kind, self._last) for kind in _PEOPLE_KINDS)
+        return _once(heapq.merge(self._run, *people, views))
+
+
 def read_state(journal: Journal) -> list[ev.AnyEvent]:
     """The events that make a run's status, in order, in a time that does not grow with its steps."""
-    last = journal.last_seq
-    views = (_Ordered(entry) for entry in _named_views(journal) if entry.seq <= last)
-    whole = (_entries(journal, kind, last) for kind in _STATE_KINDS)
-    ends = (_newest(journal, kind, count, last) for kind, count in _NEWEST_ONLY.items())
-    newest = map(_Ordered, journal.events(last - 1))  # says when the run was heard of last, whatever kind it is
-    return _once(heapq.merge(*whole, *ends, views, newest))
+    return StateReading(journal).of_all()
 
 
 def sample_losses(journal: Journal, count: int = 240) -> list[float]:

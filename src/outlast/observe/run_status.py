@@ -139,6 +139,10 @@ class StatusFold:
         """Fold one event in."""
         self._updated_at_s = max(event.at_s, self._updated_at_s or event.at_s)
         match event:
+            case ev.StepAnatomy():
+                pass  # with what follows the most of a long run's, so it is asked for first
+            case ev.ReplicaStarted() | ev.ReplicaExited() | ev.JoinerServed() | ev.JoinerCaughtUp() | ev.Suspected():
+                self._take_replica(event)
             case ev.RunStarted():
                 self._started = event
             case ev.RunFinished():
@@ -173,8 +177,6 @@ class StatusFold:
                 self._take_process(event)
             case ev.ViewInstalled() | ev.ViewFormed():
                 self._take_view(event)
-            case _:
-                self._take_replica(event)
 
     @property
     def people_version(self) -> int:
