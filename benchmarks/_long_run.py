@@ -6,6 +6,8 @@ entries that so many steps can have; each fault has all its rows, two views of e
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +16,7 @@ from outlast.core import events as ev
 from outlast.core.step_parts import PairWait
 from outlast.journal import Journal
 
-__all__ = ["Long", "events", "write"]
+__all__ = ["Long", "events", "keep_history", "write"]
 
 _START_S = 1_700_000_000.0
 _BATCH = 5000
@@ -47,6 +49,12 @@ def write(run_dir: Path, run: Long) -> Path:
         journal.append_many(batch)
         journal.flush(600.0)
     return run_dir
+
+
+def keep_history(run_dir: Path) -> None:
+    """Read it to its end with a process of its own, which keeps what came of it, as whoever does so."""
+    command = [sys.executable, "-m", "outlast", "why", str(run_dir), "--json"]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
 
 
 def events(run: Long) -> Iterator[ev.AnyEvent]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks._browser import CHROMIUM, DRIVER, Browser, browsing
 from benchmarks._common import Bounds, Table, alone, environment, options, publish, spread
-from benchmarks._long_run import Long, write
+from benchmarks._long_run import Long, keep_history, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,18 +119,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bounds.check(f"{kind}: command to page", whole, _OPEN_S)
                 bounds.check(f"{kind}: longest frame of a scroll", max(each.frame_s for each in found), _FRAME_S)
                 if kind == "first reader":
-                    _keep_history(run_dir)
+                    keep_history(run_dir)
     table = Table(
         title=f"{args.steps:,} steps of {args.members:,} members, window of {_WIDTH} pixels", rows=rows,
         columns=["journal", "command to page s", "of it in the browser s", "longest frame s", "frames of a scroll"],
     )  # fmt: skip
     return publish("opening", args, machine, [table], bounds, data)
-
-
-def _keep_history(run_dir: Path) -> None:
-    """As whoever reads a run to its end does."""
-    command = [sys.executable, "-m", "outlast", "why", str(run_dir), "--json"]
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
 
 
 def _row(kind: str, found: Sequence[Opened]) -> list[str]:
