@@ -34,9 +34,10 @@ from outlast.core.policy.evictions import SilenceVerdict, silence_s
 from outlast.core.protocol.fleet.roster import Roster, Settings
 from outlast.journal import Journal
 from outlast.plan import FailureClass, Job, Tier, simulate
+from outlast.plan._analytic import analyse
 from outlast.plan._compiled import compile_job, replace_job
 from outlast.plan._kernel import Kernel
-from outlast.plan._planner import _spares
+from outlast.plan._planner import _spares, design_of
 from outlast.runtime.member._phase_clock import PhaseClock
 
 
@@ -146,6 +147,9 @@ JOB = Job(
 )  # fmt: skip
 
 
+CHOOSES = replace_job(JOB, days=6.0, interval="exact", auto_spares=True)
+
+
 def worst_of(job: Job) -> dict[str, float]:
     return simulate(replace_job(job, days=0.5), 12, seed=2).breakdown()
 
@@ -158,6 +162,7 @@ def test_a_policy_replaced_changes_the_run_and_the_plan(policy: Any, monkeypatch
     at_s, own = live.since_s + 60, policy.decide
     before, simulated, audited = live.believed(at_s), worst_of(JOB), compile_job(JOB).audit_rate
     held, changed = _spares(JOB)[0], {"interval_s": 0.1, "rate": 4.0}
+    spares = simulate(CHOOSES, 12, seed=2).spares.mean()
 
     def other(self: Any, belief: Any, state: Any) -> Any:
         found = own(self, belief, state)
@@ -173,6 +178,8 @@ def test_a_policy_replaced_changes_the_run_and_the_plan(policy: Any, monkeypatch
     elif policy is SparesPolicy:
         assert after.num_spares == before.num_spares + 3
         assert _spares(JOB)[0] == held + 3
+        assert design_of(JOB).job.spares == held + 3, "the design holds what the run's policy would"
+        assert simulate(CHOOSES, 12, seed=2).spares.mean() > spares + 2
     else:
         assert after.audit_share == 4 * before.audit_share
         assert compile_job(JOB).audit_rate == 4 * audited
@@ -281,11 +288,50 @@ def test_a_simulated_run_decides_as_one_that_is_told_the_same(monkeypatch: pytes
             wanted = min(record.saving(now_s).interval_s, 2 * 86_400.0)
             assert interval_s == pytest.approx(wanted, rel=1e-6)
         elif kind == "died":
-            record.died(0.0, fleet=False)
+            for _ in range(int(args[0])):
+                record.died(0.0, fleet=False)
         else:
             getattr(record, kind)(*args)
     assert num > 50
     assert {kind for kind, *_ in told} == {"decided", "died", "rewound", "began", "saved"}
+
+
+def test_the_spares_of_many_runs_are_those_that_each_one_would_hold() -> None:
+    """Told the same deaths, returns and time, one record and many at once hold the same number."""
+    rng, size, policy = np.random.default_rng(8), 5, SparesPolicy()
+    many, exposed_s, now_s = RunRecords(size), np.zeros(size), 0.0
+    ones, seen = [RunRecord(num_replicas=8) for _ in range(size)], set[float]()
+    for one in ones:
+        one.begin(0.0)
+    for _ in range(120):
+        now_s, exposed_s = now_s + 600.0, exposed_s + 8 * 600.0
+        dead, back_s = rng.random(size) < 0.3, rng.exponential(2000.0, size)
+        (rows,) = dead.nonzero()
+        many.died(rows)
+        many.filled(rows, 1.0, back_s[rows])
+        for row in rows:
+            ones[row].died(now_s, fleet=False)
+            ones[row]._replaced = ones[row]._replaced.and_one(float(back_s[row]))
+        held = np.array([float(one.num_spares) for one in ones])
+        found = many.spares(np.arange(size), exposed_s, 8.0, held, policy).spares
+        for row, one in enumerate(ones):
+            assert found[row] == one.spares(now_s, policy).spares
+            one.num_spares = int(found[row])
+            seen.add(found[row])
+    assert len(seen) > 3
+
+
+def test_a_simulated_job_that_chooses_its_spares_settles_near_those_that_its_rates_ask_for() -> None:
+    """It begins with none, as a run does; those that it has too many leave, to where a warier policy holds them."""
+    job = replace_job(JOB, classes=JOB.classes[:1], days=40.0, interval="exact", auto_spares=True)
+    wanted, (late, few, many) = _spares(job)[0], (simulate(replace_job(job, spares=n), 24, seed=5) for n in (0, 1, 40))
+    assert late.spares.mean() == pytest.approx(wanted, abs=0.5 * wanted)
+    assert few.spares.mean() < many.spares.mean() < few.spares.mean() + 1
+    none = simulate(replace_job(job, auto_spares=False), 24, seed=5)
+    assert late.breakdown()["degraded"] + late.breakdown()["idle"] < 0.25 * (
+        none.breakdown()["degraded"] + none.breakdown()["idle"]
+    )
+    assert any("how many spares" in reason for reason in analyse(job).outside)
 
 
 def test_many_records_at_once_are_each_alone() -> None:

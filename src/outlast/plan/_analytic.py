@@ -11,14 +11,14 @@ from math import inf
 
 import numpy as np
 
-from outlast.core.policy import Belief, IntervalState
+from outlast.core.policy import Belief, IntervalState, SparesPolicy, SparesState
 from outlast.core.reliability import Ladder, Standby, ladder_ettr
 
 from ._compiled import Compiled, compile_job, default_policies, plan_belief, replace_job
 from ._model import Job
 from ._source import Floats
 
-__all__ = ["ENVELOPE_POINTS", "Analytic", "analyse", "planned_interval_s"]
+__all__ = ["ENVELOPE_POINTS", "Analytic", "analyse", "planned_interval_s", "planned_spares"]
 
 ENVELOPE_POINTS = {"closed": 0.02, "chain": 0.01}
 """Inside the envelope: |closed - chain| and |chain - simulation| in ETTR stay below these."""
@@ -55,6 +55,17 @@ def planned_interval_s(job: Job, model: Compiled | None = None) -> float:
     return float(policies.interval.decide(belief, state).interval_s)
 
 
+def planned_spares(job: Job) -> float:
+    """What the run's spares policy holds on the plan's belief: for all machines in repair, 99 % of the time."""
+    takes = sum(job.fleet_rate_h(c) * c.repair * c.nodes for c in job.classes)
+    if takes == 0:
+        return 0.0
+    repair_h = sum(job.fleet_rate_h(c) * c.repair * c.nodes * c.repair_mean_h for c in job.classes) / takes
+    policy = SparesPolicy(takes=tuple(c.repair * c.nodes for c in job.classes))
+    state = SparesState(wanted=1.0 * job.num_nodes, repair_s=repair_h * 3600)
+    return min(float(policy.decide(plan_belief(job, job.classes), state).spares), float(job.num_nodes))
+
+
 def _rollback_rates(model: Compiled) -> Floats:
     """Rollbacks per second by severity; silent ones are found late and counted with tier 0."""
     rates = (1 - model.masked) * (1 - model.planned) * (model.slow_factor == 1) / model.mean_s
@@ -68,7 +79,7 @@ def _stall_share(model: Compiled) -> float:
     unmasked = 1 - model.masked
     stalls = rate * model.masked * job.mask_stall_s + rate * unmasked * model.planned * job.planned_stop_s
     slow = rate * unmasked * (1 - model.planned) * model.slow_s * (1 - model.slow_factor) * (model.slow_factor < 1)
-    swaps = rate * np.array([c.repair for c in model.classes]) * job.swap_s * (job.spares > 0)
+    swaps = rate * np.array([c.repair for c in model.classes]) * job.swap_s * (job.spares > 0 or job.auto_spares)
     return float((stalls + slow + swaps).sum())
 
 
@@ -89,14 +100,15 @@ def _places(job: Job) -> tuple[float, float]:
     hours = sum(job.fleet_rate_h(c) * c.repair * c.nodes * c.repair_mean_h for c in job.classes)
     if takes == 0:
         return 1.0, 1.0
+    held = int(planned_spares(job)) if job.auto_spares else job.spares
     if job.num_nodes > 20_000:  # the chain's tail is Poisson by then: same answer, no long arrays
         spares = Standby(
-            num_active=20_000, num_spares=min(job.spares, 20_000), rate=takes / 20_000, repair_h=hours / takes
+            num_active=20_000, num_spares=min(held, 20_000), rate=takes / 20_000, repair_h=hours / takes
         )
     else:
         spares = Standby(
             num_active=job.num_nodes,
-            num_spares=job.spares,
+            num_spares=held,
             rate=takes / job.num_nodes,
             repair_h=hours / takes,
             crews=job.crews or inf,
@@ -167,6 +179,7 @@ def _outside(
         (ended + 3 * ended**0.5 > job.max_restarts, f"{ended:.3g} restarts are expected: the chain has any number"),
         (job.days * 86400 < 50 * period * job.tiers[-1].every, "fewer than 50 write cycles: the ends of the run show"),
         (job.interval == "adaptive", "the run learns its interval: the chain has the one that is best at these rates"),
+        (job.auto_spares, "the run learns how many spares it holds: the chain has those that fit these rates"),
         (job.believed != 1 and job.interval != "fixed", "the controller starts from mistaken rates and learns"),
     )  # fmt: skip
     return tuple(text for bad, text in reasons if bad)

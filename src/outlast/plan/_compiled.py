@@ -20,6 +20,7 @@ from outlast.core.policy import (
     IntervalPolicy,
     RestartPolicy,
     RunPrior,
+    SparesPolicy,
     VacancyPolicy,
     WorkPolicy,
     WorkState,
@@ -45,8 +46,10 @@ class Policies:
     audit: AuditPolicy = field(default_factory=AuditPolicy)
     restart: RestartPolicy = field(default_factory=lambda: RestartPolicy(backoff_s=0.0))
     work: WorkPolicy = field(default_factory=WorkPolicy)
+    spares: SparesPolicy = field(default_factory=SparesPolicy)
+    """Asked by a job with `auto_spares` while it runs."""
     prior: RunPrior = field(default_factory=RunPrior)
-    """What a run begins with; only the adaptive interval asks."""
+    """What a run begins with; only the adaptive interval and the number of spares ask."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,8 @@ end of a straggler, a machine's return to a shrunk or waiting job, a change of t
 Invariant: between events all rates are constant, so each round is exact and the six accounts add up.
 Where the interval is the run's own (`adaptive`), the end of each save is an event too: the belief of `RunRecords` and
 the policy decide the next one, as the coordinator does when a save is published. Only a loss's recovery, which a run
-counts into its first interval, is left out of it here.
+counts into its first interval, is left out of it here. Where the number of spares is the run's own, it is asked for after
+each event (`_spares.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ._machines import Machines
 from ._outcome import Outcome
 from ._restarts import Restarts
 from ._source import Floats, Ints, LossSource
+from ._spares import HeldSpares
 
 __all__ = ["Kernel"]
 
@@ -57,7 +59,10 @@ class Kernel:
         self.mean_write_s = model.cycle.mean_write_s()
         self.interval, self.mark = np.zeros(size), np.full(size, _NEVER)
         self.lag_s = max(t.lag_s for t in job.tiers) + 1e-6  # beyond the instant, whichever way sums round
-        self.records = RunRecords(size, policies.prior) if policies.interval.kind == "adaptive" else None
+        records, own = RunRecords(size, policies.prior), policies.interval.kind == "adaptive"
+        self.records = records if own or job.auto_spares else None
+        self.saving = records if own else None  # where it decides the interval
+        self.spares = HeldSpares(model, policies.spares, records, self.machines) if job.auto_spares else None
         self.redundant = bool(model.masked.any())
         self.interval_state = IntervalState(
             machines=float(job.num_nodes), write_s=max(self.mean_write_s, 1e-9), durable_s=job.tiers[0].lag_s
@@ -88,6 +93,7 @@ class Kernel:
             masked=self.masked,
             waits=self.machines.waits,
             interval_s=self.interval,
+            spares=np.full(self.size, float(job.spares)) if self.spares is None else self.spares.held_s / self.wall,
             seed=seed,
         )
 
@@ -108,7 +114,7 @@ class Kernel:
             span = np.minimum(span, self.detect_at - self.now)
         if self.machines.missing:
             span = np.minimum(span, self.machines.next_back() - self.now)
-        if self.records is not None:
+        if self.saving is not None:
             saved = self.down + self.mark - self.position
             span = np.minimum(span, np.where(self.machines.waiting, _NEVER, saved))
         span = np.maximum(span, 0.0)
@@ -116,6 +122,8 @@ class Kernel:
         self._advance(span)
         failed = (until_failure <= span) & (left > span)
         self._events(failed, kinds)
+        if self.spares is not None:
+            self.spares.weigh(self.now, self.exposure)
         return bool((self.now < self.wall).any())
 
     def _advance(self, span: Floats) -> None:
@@ -173,10 +181,10 @@ class Kernel:
             self.slow[rows], self.slow_until[rows] = 1.0, _NEVER
         if self.any_silent and len(rows := ((self.now >= self.detect_at) & (self.now < self.wall)).nonzero()[0]):
             self._detected(rows)
-        if self.records is not None and len(
+        if self.saving is not None and len(
             rows := ((self.position >= self.mark - 1e-7) & (self.now < self.wall)).nonzero()[0]
         ):
-            self._published(self.records, rows)
+            self._published(self.saving, rows)
         if len(rows := failed.nonzero()[0]):
             self._fail(rows, kinds[rows])
 
@@ -211,7 +219,10 @@ class Kernel:
             self.down[rows[masked]] += model.job.mask_stall_s
             self.masked[rows[masked]] += 1
         if self.records is not None:
-            self.records.died(rows[~planned])
+            here = np.minimum(model.nodes[kinds], self.machines.running[rows])
+            self.records.died(rows[~planned], np.maximum(here, 1.0)[~planned])
+        if self.spares is not None and len(again := ((ends > gone) & (repair_s <= 0)).nonzero()[0]):
+            self.spares.restarted(rows[again], kinds[again], (ends - gone)[again])
         if self.any_slow:
             slow = plain & (model.slow_factor[kinds] < 1)
             if slow.any():
@@ -229,7 +240,7 @@ class Kernel:
             self._roll_back(rows[plain], model.severity[kinds[plain]])
             self.down[rows[plain]] = self._noticed_s(kinds[plain]) + model.recovery_s[model.severity[kinds[plain]]]
             self.down[rows[plain]] += self.restarts.delay_s(rows[plain], self.now[rows[plain]])
-        self._take(rows, kinds, repair_s, gone)
+        self._take(rows, kinds, repair_s, gone, ~planned)
 
     def _alone(self, rows: Ints, kinds: Ints, out: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Whether it takes all machines that still run: what redundancy masks needs another that holds the state."""
@@ -242,13 +253,15 @@ class Kernel:
         seen = self.rng.random(len(kinds)) < model.coverage[kinds]
         return np.where(seen, model.detection_s[kinds], model.late_s[kinds])
 
-    def _take(self, rows: Ints, kinds: Ints, repair_s: Floats, gone: Floats) -> None:
+    def _take(
+        self, rows: Ints, kinds: Ints, repair_s: Floats, gone: Floats, died: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ) -> None:
         num = np.where(repair_s > 0, self.model.nodes[kinds], gone)
         taken = num > 0
         if not taken.any():
             return
         rows = rows[taken]
-        lost = self.machines.take(rows, num[taken], self.now[rows], repair_s[taken], gone[taken])
+        lost = self.machines.take(rows, num[taken], self.now[rows], repair_s[taken], gone[taken], died[taken])
         self.down[rows[lost.swapped]] += self.model.job.swap_s
         self._give_up(rows[lost.shrunk], rows[lost.stopped])
 
@@ -309,7 +322,7 @@ class Kernel:
 
     def _mark(self, rows: Ints, index: Floats) -> None:
         """Where on the schedule the next save will be durable."""
-        if self.records is not None:
+        if self.saving is not None:
             self.mark[rows] = self.model.cycle.start_of(index + 1, self.interval[rows]) + self.lag_s
 
     def _published(self, records: RunRecords, rows: Ints) -> None:
@@ -348,11 +361,11 @@ class Kernel:
     def _decide(self, rows: Ints) -> None:
         if not self.adaptive and self.interval[0]:
             return
-        if self.records is not None:
+        if self.saving is not None:
             machines = self.machines.running[rows] if self.redundant else 0.0
             ends_s = np.inf if self.model.job.endless else self.wall
-            state = self.records.state(rows, self.now[rows], machines, ends_s)
-            found = self.policies.interval.decide(self.records.belief(rows, self.exposure[rows]), state)
+            state = self.saving.state(rows, self.now[rows], machines, ends_s)
+            found = self.policies.interval.decide(self.saving.belief(rows, self.exposure[rows]), state)
             self.interval[rows] = np.minimum(found.interval_s, 2 * self.wall)
             return
         decision = self.policies.interval.decide(self._belief(rows), self.interval_state)

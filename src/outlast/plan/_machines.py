@@ -1,7 +1,8 @@
 """The fleet's machines in a batch of replications: running, spare, in repair; who fills a place, who comes back.
 
 Invariant: running + spare + in repair + gone = wanted + spares, in every replication at all times; `gone` are those
-whose places the restart policy does not fill again. The vacancy policy decides whether to go on with fewer, to wait or
+whose places the restart policy does not fill again. Where the run chooses its spares (`hold`), one that is not wanted
+any more leaves once it is not in repair. The vacancy policy decides whether to go on with fewer, to wait or
 to stop; the decision here is only carried out. A job that stops is started again once all its machines are there.
 """
 
@@ -42,6 +43,8 @@ class Machines:
         self.waits, self.gone = np.zeros(size, dtype=np.intp), np.zeros(size)
         self.since, self.patience_ends = np.zeros(size), np.full(size, np.inf)  # of a wait
         self.back_at, self.back_num = np.full((size, 8), np.inf), np.zeros((size, 8))
+        self.out_since = np.full((size, 8), np.nan)  # of machines that died; NaN of others
+        self.num_filled, self.filled_s = np.zeros(size), np.zeros(size)  # of those that died: back, and after how long
         self.soonest = np.full(size, np.inf)
         self.crew_free = np.zeros((size, job.crews)) if job.crews else None
         self.running_share, self.work_share = np.ones(size), np.ones(size)
@@ -64,14 +67,17 @@ class Machines:
         self.crew_free[rows, crew] = done
         return done
 
-    def take(self, rows: Ints, num: Floats, now: Floats, repair_s: Floats, gone: Floats) -> Taken:
+    def take(
+        self, rows: Ints, num: Floats, now: Floats, repair_s: Floats, gone: Floats, died: _Flags | None = None
+    ) -> Taken:
         """`num` machines of each row go to repair, `gone` of them for good; spares fill in; what is then missing
-        shrinks or stops the job, or makes it wait."""
+        shrinks or stops the job, or makes it wait. `died`: they were not asked to go, so how long they are out counts.
+        """
         num = np.minimum(num, self.running[rows])
         self.gone[rows] += gone
         back = num > gone
         done = self._finish_s(rows[back], now[back], repair_s[back])
-        self._book(rows[back], done, (num - gone)[back])
+        self._book(rows[back], done, (num - gone)[back], np.where(False if died is None else died, now, np.nan)[back])
         filled = np.minimum(self.spare[rows], num)
         self.spare[rows] -= filled
         self.running[rows] -= num - filled
@@ -120,14 +126,24 @@ class Machines:
         self._shares()
         return rows[shrink], rows[stop]
 
-    def _book(self, rows: Ints, done: Floats, num: Floats) -> None:
+    def hold(self, number: Floats, now: Floats, start_s: float) -> None:
+        """So many spares are wanted from now on: those that are more leave, those that are fewer come in `start_s`."""
+        coming = np.where(np.isfinite(self.back_at), self.back_num, 0.0).sum(axis=1)
+        over = self.running + self.spare + coming + self.gone - self.wanted - number
+        self.spare -= np.clip(over, 0.0, self.spare)
+        rows = (over < 0).nonzero()[0]
+        if len(rows):
+            self._book(rows, now[rows] + start_s, -over[rows], np.full(len(rows), np.nan))
+
+    def _book(self, rows: Ints, done: Floats, num: Floats, since: Floats) -> None:
         slot = self.back_at[rows].argmax(axis=1)  # an empty slot holds inf
         if np.isfinite(self.back_at[rows, slot]).any():
             size, slots = self.back_at.shape
             self.back_at = np.hstack([self.back_at, np.full((size, slots), np.inf)])
             self.back_num = np.hstack([self.back_num, np.zeros((size, slots))])
+            self.out_since = np.hstack([self.out_since, np.full((size, slots), np.nan)])
             slot = self.back_at[rows].argmax(axis=1)
-        self.back_at[rows, slot], self.back_num[rows, slot] = done, num
+        self.back_at[rows, slot], self.back_num[rows, slot], self.out_since[rows, slot] = done, num, since
         self.soonest[rows] = np.minimum(self.soonest[rows], done)
         self.any_out = True
 
@@ -141,6 +157,9 @@ class Machines:
         slots = self.back_at[rows]
         done = slots <= now[rows, None]
         self.spare[rows] += (self.back_num[rows] * done).sum(axis=1)
+        dead = done & np.isfinite(self.out_since[rows])
+        self.num_filled[rows] += (self.back_num[rows] * dead).sum(axis=1)
+        self.filled_s[rows] += np.where(dead, self.back_num[rows] * (slots - self.out_since[rows]), 0.0).sum(axis=1)
         slots[done] = np.inf
         self.back_at[rows] = slots
         self.soonest[rows] = slots.min(axis=1)

@@ -159,6 +159,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     outside_s: float = 1800.0
     """Silence that is waited for at most, as in a run's settings."""
     spares: int = 0
+    auto_spares: bool = False
+    """`spares` is where it begins: how many are held is the run's own policy's to say, as in a run with
+    `spares = "auto"`."""
     crews: int = 0
     """Machines that can be repaired at once; 0: no limit."""
     min_share: float = 1.0

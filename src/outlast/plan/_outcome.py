@@ -43,7 +43,7 @@ class Outcome:
     """Results of n replications of `wall_s` seconds.
 
     accounts_s: (6, n) in the order of ACCOUNTS; failures: (classes, n); rollbacks, planned, masked, waits: (n,) events;
-    efficiency: failure-free share of progress (not part of ETTR).
+    spares: (n,) held, on average over the run; efficiency: failure-free share of progress (not part of ETTR).
     """
 
     wall_s: float
@@ -56,6 +56,7 @@ class Outcome:
     masked: Ints
     waits: Ints
     interval_s: Floats
+    spares: Floats
     seed: int
 
     def __post_init__(self) -> None:
@@ -115,4 +116,5 @@ def merge(parts: list[Outcome]) -> Outcome:
         masked=np.concatenate([p.masked for p in parts]),
         waits=np.concatenate([p.waits for p in parts]),
         interval_s=np.concatenate([p.interval_s for p in parts]),
+        spares=np.concatenate([p.spares for p in parts]),
     )

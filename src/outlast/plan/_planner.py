@@ -16,11 +16,10 @@ import numpy as np
 from scipy import special
 
 from outlast.core import reliability as rel
-from outlast.core.policy import SparesPolicy, SparesState
 from outlast.errors import ConfigError
 
-from ._analytic import Analytic, analyse, planned_interval_s
-from ._compiled import compile_job, plan_belief, replace_job
+from ._analytic import Analytic, analyse, planned_interval_s, planned_spares
+from ._compiled import compile_job, replace_job
 from ._model import Job
 from ._outcome import Outcome
 from ._simulate import simulate
@@ -110,16 +109,10 @@ def _spares(job: Job) -> tuple[float, int]:
     if takes == 0:
         return 0.0, 0
     repair_h = sum(job.fleet_rate_h(c) * c.repair * c.nodes * c.repair_mean_h for c in job.classes) / takes
-    policy = SparesPolicy(takes=tuple(c.repair * c.nodes for c in job.classes))
-    state = SparesState(
-        wanted=1.0 * job.num_nodes,
-        repair_s=repair_h * 3600,
-    )
-    held = float(policy.decide(plan_belief(job, job.classes), state).spares)
     low = int(takes * repair_h)
     while rel.spares_poisson(job.num_nodes, low, takes / job.num_nodes, repair_h) < 0.99:
         low += 1
-    return held, min(low, job.num_nodes)
+    return planned_spares(job), min(low, job.num_nodes)
 
 
 _OVERLAP = 8  # losses within one recovery that are looked at; more are taken to lose the state
@@ -248,7 +241,8 @@ def _levers(job: Job, analytic: Analytic) -> tuple[rel.Lever, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Design:
-    """A job with the ladder and the spares that are best for it, and what the chain expects of it."""
+    """A job with the ladder that is best for it and the spares that the run's policy would hold, and what the chain
+    expects of it."""
 
     job: Job
     analytic: Analytic
@@ -261,7 +255,8 @@ def design_of(job: Job) -> Design:
     """The design for a job: every command's MTBF and ETTR of a job are those of this."""
     designed, value = _with_ladder(job)
     held, fewest = _spares(designed)
-    designed = replace_job(designed, spares=max(job.spares, min(fewest, job.num_nodes)))
+    if not job.auto_spares:
+        designed = replace_job(designed, spares=max(job.spares, int(held)))
     return Design(job=designed, analytic=analyse(designed), ladder_ettr=value, spares_policy=held, spares_99=fewest)
 
 

@@ -45,6 +45,7 @@ def simulate(
         rng = np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, spawn_key=(block,))))
         size = min(BLOCK, replications - first)
         make = source or (lambda c, n, g: Renewals(c.classes, c.mean_s, n, g))
-        engine = Kernel if size > 1 or chosen.interval.kind == "adaptive" else Single
+        learns = chosen.interval.kind == "adaptive" or job.auto_spares
+        engine = Kernel if size > 1 or learns else Single
         parts.append(engine(compiled, chosen, make(compiled, size, rng), rng, size).run(seed))
     return merge(parts)

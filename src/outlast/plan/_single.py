@@ -131,9 +131,9 @@ class Single(Kernel):
             self.down[0] = noticed_s + self._recovery_s[level]
             self.down[0] += self.restarts.delay_s(rows, self.now).item()
         if gone or repair_s.item() > 0:
-            self._take(rows, kinds, repair_s, np.array([gone]))
+            self._take_one(rows, kinds, repair_s, np.array([gone]))
 
-    def _take(self, rows: Ints, kinds: Ints, repair_s: Floats, gone: Floats) -> None:
+    def _take_one(self, rows: Ints, kinds: Ints, repair_s: Floats, gone: Floats) -> None:
         num = self.model.nodes[kinds] if repair_s.item() > 0 else gone
         lost = self.machines.take(rows, num, self.now, repair_s, gone)
         if lost.swapped.item():

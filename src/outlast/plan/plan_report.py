@@ -82,7 +82,7 @@ def _design(plan: Plan) -> Table:
     rows += [
         (
             "spares",
-            str(job.spares),
+            f"{plan.outcome.spares.mean():.1f} on average" if job.auto_spares else str(job.spares),
             f"{plan.spares_99} fill every place 99 % of the time; the run's policy would hold {plan.spares_policy:.0f}",
         ),
         (
@@ -208,6 +208,7 @@ def _data(plan: Plan) -> dict[str, Any]:
                 {"name": t.name, "interval_s": job.interval_s * t.every, "write_s": t.write_s} for t in job.tiers
             ],
             "spares": job.spares,
+            "spares_held": float(plan.outcome.spares.mean()),
             "spares_99": plan.spares_99,
             "spares_policy": plan.spares_policy,
             "audit_rate": plan.audit_rate,

@@ -23,7 +23,7 @@ from ._belief import Belief, ClassPrior
 from ._hazard import Losses
 from ._interval import IntervalPolicy, IntervalState
 from ._record_state import MeanSeen, RecordState
-from ._spares import SparesDecision, SparesPolicy, SparesState
+from ._spares import REPLACED_S, SparesDecision, SparesPolicy, SparesState
 from ._vacancies import Replacements
 from .audits import audit_share, silent_belief
 from .bands import Band
@@ -33,7 +33,6 @@ __all__ = ["Believed", "RunPrior", "RunRecord", "SaveDecision"]
 _DAY_S = 86_400.0
 _REWIND_S = 900.0  # mean time to a rewind while the loss is out of its band
 _CALM = 16  # so many losses inside the band in a row end that
-_REPLACED_S = 30.0  # from a replica's death until its place is filled, before any was seen
 _RESHAPE_S, _RESTART_S = 0.5, 60.0  # what a change of the members, and a stop and a start, cost, before any was seen
 _WRONG_KNOWN = 256  # newest wrong (step, culprit) that are told apart; the same one is found again within a few steps
 _NO_DEATH = frozenset({"finished", "left"})
@@ -294,7 +293,7 @@ class RunRecord:
     @property
     def replaced_s(self) -> float:
         """From a replica's death until its place is filled again: the mean of those seen, and one prior."""
-        return self._replaced.mean_s(_REPLACED_S)
+        return self._replaced.mean_s(REPLACED_S)
 
     def replacements(self) -> Replacements:
         """What is believed of the replacement of a lost replica."""

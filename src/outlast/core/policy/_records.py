@@ -18,6 +18,7 @@ from ._hazard import Losses
 from ._hazards import LossArrays
 from ._interval import IntervalState
 from ._record import RunPrior
+from ._spares import REPLACED_S, SparesDecision, SparesPolicy, SparesState
 
 __all__ = ["RunRecords"]
 
@@ -34,10 +35,16 @@ class RunRecords:
         self._replicas = Belief.from_priors({"replica": self.prior.replica})
         self.deaths, self.loss_s, self.last_s = np.zeros(size), np.zeros(size), np.zeros(size)
         self.blocked_s, self.durable_s, self.measured = np.zeros(size), np.zeros(size), np.zeros(size, dtype=np.bool_)
+        self.num_filled, self.filled_s = np.zeros(size), np.zeros(size)
 
-    def died(self, rows: _Rows) -> None:
-        """A machine of each of these died."""
-        self.deaths[rows] += 1
+    def died(self, rows: _Rows, num: Any = 1.0) -> None:
+        """So many machines of each of these died."""
+        self.deaths[rows] += num
+
+    def filled(self, rows: _Rows, num: Any, seconds: Any) -> None:
+        """So many places of each are filled again, after so many seconds in all."""
+        self.num_filled[rows] += num
+        self.filled_s[rows] += seconds
 
     def rewound(self, rows: _Rows, now_s: _Floats) -> None:
         """All work since the last save was lost."""
@@ -54,8 +61,19 @@ class RunRecords:
 
     def belief(self, rows: _Rows, exposed_s: Any) -> Belief:
         """`exposed_s`: machine-seconds so far."""
+        return replace(self._rates(rows, exposed_s), losses=self.losses.of(rows))
+
+    def _rates(self, rows: _Rows, exposed_s: Any) -> Belief:
         belief = replace(self._replicas, alpha=(self._replicas.alpha[0] + self.deaths[rows],))
-        return replace(belief.expose(exposed_s), losses=self.losses.of(rows))
+        return belief.expose(exposed_s)
+
+    def spares(
+        self, rows: _Rows, exposed_s: Any, wanted: float, held: Any, policy: SparesPolicy | None = None
+    ) -> SparesDecision:
+        """How many spares are worth holding beside `wanted` machines, where `held` are."""
+        repair_s = (REPLACED_S + self.filled_s[rows]) / (1 + self.num_filled[rows])
+        state = SparesState(wanted=wanted, repair_s=repair_s, held=held)
+        return (policy or SparesPolicy()).decide(self._rates(rows, exposed_s), state)
 
     def state(self, rows: _Rows, now_s: Any, machines: Any, ends_s: float) -> IntervalState:
         """`machines`: how many train, 0 where the death of one is a loss of work; ends_s: of the run."""

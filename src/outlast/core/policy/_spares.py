@@ -18,8 +18,10 @@ from ._arithmetic import ceil, clamp, where
 from ._belief import Belief
 
 _WARIER = 0.6  # standard deviations more, for those that are held already
+REPLACED_S = 30.0
+"""From a machine's loss until its place is filled, before any was seen."""
 
-__all__ = ["SparesDecision", "SparesPolicy", "SparesState"]
+__all__ = ["REPLACED_S", "SparesDecision", "SparesPolicy", "SparesState"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
