@@ -63,10 +63,9 @@ def policies(num_alarms: int, seed: int, bounds: Bounds, data: list[Any]) -> Tab
             unsaved, at_s = draw.uniform(0, 1800), number * 1e6
             belief = belief.alarm(f"d{number}", "xid", at_s)
 
-            def learned(
-                age: float, left: float, known: Prognosis = belief, name: str = f"d{number}", at_s: float = at_s
-            ) -> str:
-                return known.outlook(name, at_s + age, left, COSTS).action
+            def learned(age: float, left: float, known: Prognosis = belief, name: str = f"d{number}") -> str:
+                kind = known.kind("xid")
+                return _best(kind.p, kind.delay_s, age, left) if name in known.open else "wait"
 
             if number >= 300:
                 ways: dict[str, Callable[[float, float], str]] = {

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from outlast.core import events as ev
-from outlast.core.policy import AlarmKind
+from outlast.core.policy import AlarmDecision, AlarmKind, AlarmPolicy
 from outlast.core.protocol import Coordinator, Settings
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.host_messages import HostHere
+from outlast.plan import FailureClass, Job, simulate
+from outlast.plan._analytic import analyse
 
 
 def hello(name: str, agent: str, **fields: Any) -> m.Hello:
@@ -319,3 +322,50 @@ def test_a_move_that_a_dying_coordinator_had_only_told_is_made_by_the_next_one()
         after.handle(25.1, m.Left(member=name, view=view.id))
     assert after.view is not None
     assert after.view.members == ("r0.1", "r2.1")
+
+
+FORETOLD = Job(
+    classes=(FailureClass(name="told", node_mtbf_h=500.0, predicted=0.8, precision=0.7, notice_s=600.0),),
+    accelerators=512, days=4.0, interval="fixed", interval_s=1800.0, planned_stop_s=60.0,
+)  # fmt: skip
+
+
+def test_the_policy_replaced_changes_the_coordinator_and_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether an alarm is acted upon is one object's: who waits in the run has no planned stop in the plan."""
+
+    def moved() -> tuple[str, ...]:
+        c = fleet()
+        c.handle(10.0, alarm("a1"))
+        return planned(c)
+
+    def stops() -> tuple[int, int, float]:
+        many, alone = simulate(FORETOLD, 8, seed=1), simulate(FORETOLD, 1, seed=1)
+        return int(many.planned.sum()), int(alone.planned.sum()), analyse(FORETOLD).mtbi_h
+
+    before = stops()
+    assert moved() == ("r0.1", "r2.1")
+    assert min(before) > 0
+    own = AlarmPolicy.decide
+
+    def waits(self: AlarmPolicy, belief: Any, state: Any) -> AlarmDecision:
+        return replace(own(self, belief, state), acts=False)
+
+    monkeypatch.setattr(AlarmPolicy, "decide", waits)
+    assert moved() == ()
+    assert stops()[:2] == (0, 0)
+    assert stops()[2] > before[2], "nor one in vain"
+
+
+def test_a_planned_job_acts_on_no_alarm_that_costs_more_than_it_saves() -> None:
+    def worth(**changes: Any) -> float:
+        (told,) = FORETOLD.classes
+        seen = msgspec.structs.replace(told, **changes)
+        blind = msgspec.structs.replace(told, predicted=0.0)
+        with_it, without = (msgspec.structs.replace(FORETOLD, classes=(c,)) for c in (seen, blind))
+        return analyse(with_it).chain - analyse(without).chain
+
+    assert worth() > 0.03
+    assert worth(precision=0.005) == worth(notice_s=10.0) == 0.0, "mostly false, or later than a save takes"
+    assert analyse(msgspec.structs.replace(FORETOLD, on_alarm="tell")).chain < analyse(FORETOLD).chain
+    for share in (0.01, 0.03, 0.1, 0.3, 1.0):
+        assert worth(precision=share) >= 0.0

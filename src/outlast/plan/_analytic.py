@@ -102,9 +102,7 @@ def _places(job: Job) -> tuple[float, float]:
         return 1.0, 1.0
     held = int(planned_spares(job)) if job.auto_spares else job.spares
     if job.num_nodes > 20_000:  # the chain's tail is Poisson by then: same answer, no long arrays
-        spares = Standby(
-            num_active=20_000, num_spares=min(held, 20_000), rate=takes / 20_000, repair_h=hours / takes
-        )
+        spares = Standby(num_active=20_000, num_spares=min(held, 20_000), rate=takes / 20_000, repair_h=hours / takes)
     else:
         spares = Standby(
             num_active=job.num_nodes,

@@ -13,6 +13,10 @@ import msgspec
 import numpy as np
 
 from outlast.core.policy import (
+    ActionCosts,
+    AlarmBelief,
+    AlarmPolicy,
+    AlarmState,
     AuditPolicy,
     AuditState,
     Belief,
@@ -35,6 +39,7 @@ from ._source import Floats
 __all__ = ["Compiled", "Policies", "compile_job", "default_policies", "plan_belief", "speed_of"]
 
 ALARM = "false alarm"
+_NO_SAVE_S = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +51,7 @@ class Policies:
     audit: AuditPolicy = field(default_factory=AuditPolicy)
     restart: RestartPolicy = field(default_factory=lambda: RestartPolicy(backoff_s=0.0))
     work: WorkPolicy = field(default_factory=WorkPolicy)
+    alarms: AlarmPolicy = field(default_factory=AlarmPolicy)
     spares: SparesPolicy = field(default_factory=SparesPolicy)
     """Asked by a job with `auto_spares` while it runs."""
     prior: RunPrior = field(default_factory=RunPrior)
@@ -97,6 +103,7 @@ def default_policies(job: Job, compiled_weights: tuple[float, ...], silent: tupl
         vacancies=VacancyPolicy(kind=job.on_vacancy, patience_s=job.vacancy_wait_s, price=job.price),
         audit=AuditPolicy(weights=silent, fixed=job.audit_rate or None),
         restart=RestartPolicy(most=job.max_restarts, backoff_s=job.backoff_s),
+        alarms=AlarmPolicy(kind=job.on_alarm),
     )
 
 
@@ -111,8 +118,39 @@ def plan_belief(job: Job, classes: tuple[FailureClass, ...]) -> Belief:
     return Belief.from_priors(priors)
 
 
-def _with_alarms(job: Job) -> tuple[FailureClass, ...]:
-    alarms = sum((1 - c.masked) * c.predicted * (1 / c.precision - 1) / c.node_mtbf_h for c in job.classes)
+def _acted_on(job: Job, policy: AlarmPolicy) -> list[bool]:
+    """Of each class, whether a run would stop as planned for what foretells it: in time, and worth its false alarms.
+
+    Where the policy would rather only save, and otherwise wait, a job waits: a planned stop is all that it can do."""
+    write_s = min(t.write_s for t in job.tiers)
+    unsaved_s = _unsaved_s(job)
+
+    def acts(c: FailureClass) -> bool:
+        if not c.predicted or c.notice_s < write_s:
+            return False
+        costs = ActionCosts(
+            failure_s=c.detection_s + job.tiers[c.severity].recovery_s,
+            save_s=_NO_SAVE_S,
+            move_s=job.planned_stop_s,
+        )
+        belief = AlarmBelief(p=c.precision, delay_s=max(c.notice_s, 1e-3))
+        return policy.decide(belief, AlarmState(costs=costs, unsaved_s=unsaved_s)).acts
+
+    return [acts(c) for c in job.classes]
+
+
+def _unsaved_s(job: Job) -> float:
+    """Seconds of work that no checkpoint has, on average: half an interval, by Young's where the job's is not fixed."""
+    if job.interval == "fixed":
+        return job.interval_s / 2
+    rate_h = sum(job.fleet_rate_h(c) * (1 - c.masked) for c in job.classes if c.slow_factor == 1)
+    write_s = Cycle(job.tiers).mean_write_s()
+    return min((2 * write_s * 3600 / rate_h) ** 0.5, job.days * 86400) / 2 if rate_h else job.days * 43200
+
+
+def _with_alarms(job: Job, acted: list[bool]) -> tuple[FailureClass, ...]:
+    told = (c for c, acts in zip(job.classes, acted, strict=True) if acts)
+    alarms = sum((1 - c.masked) * c.predicted * (1 / c.precision - 1) / c.node_mtbf_h for c in told)
     if alarms == 0:
         return job.classes
     return (*job.classes, FailureClass(name=ALARM, node_mtbf_h=1 / alarms, predicted=1.0, notice_s=1e12))
@@ -135,14 +173,16 @@ def speed_of(job: Job, work: WorkPolicy) -> float:
     return job.microbatches / job.num_nodes / longest_s(shares, leaf_s)
 
 
-def compile_job(job: Job, audit: AuditPolicy | None = None) -> Compiled:
-    """Arrays for the engines; the audit rate is what the audit policy decides on the plan's belief."""
-    classes = _with_alarms(job)
+def compile_job(job: Job, audit: AuditPolicy | None = None, alarms: AlarmPolicy | None = None) -> Compiled:
+    """Arrays for the engines; the audit rate is what the audit policy decides on the plan's belief, and predictions are
+    those that the alarm policy acts on."""
+    acted = _acted_on(job, alarms or AlarmPolicy(kind=job.on_alarm))
+    classes = _with_alarms(job, acted)
 
     def column(name: str) -> Floats:
         return np.array([getattr(c, name) for c in classes], dtype=np.float64)
 
-    in_time = np.array([c.notice_s >= min(t.write_s for t in job.tiers) for c in classes])
+    acted += [True] * (len(classes) - len(acted))
     silent = np.array([c.silent for c in classes])
     policy = audit or AuditPolicy(weights=tuple(float(s) for s in silent), fixed=job.audit_rate or None)
     decision = policy.decide(plan_belief(job, classes), AuditState(machines=float(job.num_nodes), step_s=job.step_s))
@@ -152,7 +192,7 @@ def compile_job(job: Job, audit: AuditPolicy | None = None) -> Compiled:
         classes=classes,
         mean_s=column("node_mtbf_h") * 3600 / (job.num_nodes * job.rate_multiplier),
         masked=column("masked"),
-        planned=np.where(in_time, column("predicted"), 0.0),
+        planned=np.where(acted, column("predicted"), 0.0),
         severity=column("severity").astype(np.intp),
         nodes=column("nodes"),
         silent=silent,

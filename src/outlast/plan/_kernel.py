@@ -5,8 +5,8 @@ end of a straggler, a machine's return to a shrunk or waiting job, a change of t
 Invariant: between events all rates are constant, so each round is exact and the six accounts add up.
 Where the interval is the run's own (`adaptive`), the end of each save is an event too: the belief of `RunRecords` and
 the policy decide the next one, as the coordinator does when a save is published. Only a loss's recovery, which a run
-counts into its first interval, is left out of it here. Where the number of spares is the run's own, it is asked for after
-each event (`_spares.py`).
+counts into its first interval, is left out of it here. Where the number of spares is the run's own, it is asked for
+after each event (`_spares.py`).
 """
 
 from __future__ import annotations

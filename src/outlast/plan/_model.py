@@ -172,6 +172,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """No wait for a machine is longer; then it goes on with fewer, or stops where they are too few."""
     price: float = 0.0
     """What a second costs, of what a second at full strength is worth."""
+    on_alarm: Literal["act", "tell"] = "act"
+    """Whether it acts on predictions that are worth it, as in a run's settings."""
     audit_rate: float = 0.0
     """Share of microbatches computed twice; 0: the audit policy decides if a class is silent."""
     burst_variance: float = 0.0

@@ -38,7 +38,7 @@ def simulate(
     8 (11 + classes) bytes a replication of result.
     """
     count("replications", replications, 1)
-    compiled = compile_job(job, policies.audit if policies else None)
+    compiled = compile_job(job, *((policies.audit, policies.alarms) if policies else ()))
     chosen = policies or default_policies(job, compiled.loses_work, tuple(float(s) for s in compiled.silent))
     parts = []
     for block, first in enumerate(range(0, replications, BLOCK)):

@@ -73,6 +73,7 @@ def prediction_answer(
     notes = (
         seen, f"An alarm comes {duration(notice_s)} before its failure; one that comes later than a save takes helps "
         "nothing.",
+        "An alarm that would cost more than it saves is not acted on, as in a run: it is worth nothing then.",
         "A false alarm stops the job as a true one does, for a planned stop. A fleet of replicas that outlasts deaths "
         "anyway loses less by both: outlast prove and outlast why measure what.",
     )  # fmt: skip

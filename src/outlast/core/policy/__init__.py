@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from outlast.core.policy._admission import Admission, AdmissionPolicy, most_rows_per_host
+from outlast.core.policy._alarms import AlarmBelief, AlarmDecision, AlarmPolicy, AlarmState
 from outlast.core.policy._belief import Belief, ClassPrior, LossRecord
 from outlast.core.policy._device_hazard import DeviceHazard, DeviceHistory, learn_ages, learn_recency
 from outlast.core.policy._hazard import Losses, next_save_s
@@ -71,7 +72,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ActionCosts", "AlarmKind", "DeviceHazard", "DeviceHistory", "Outlook", "Prognosis", "alarm_name",
     "choose_action", "learn_ages", "learn_recency", "prior_of", "wilson", "PRESETS", "PRE_STEPS", "RULES",
-    "Admission", "AdmissionPolicy", "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief", "Believed",
+    "Admission", "AdmissionPolicy", "AlarmBelief", "AlarmDecision", "AlarmPolicy", "AlarmState",
+    "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief", "Believed",
     "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
     "IntervalPolicy", "IntervalState", "LossRecord", "Losses", "PreFact", "BandReading", "RuleFact", "Ruling",
     "RestartDecision", "RestartPolicy", "RunPrior", "RunRecord", "RunRecords", "SaveDecision", "SparesDecision",

@@ -237,16 +237,6 @@ class Prognosis:
         rest = {d: row for d, row in self.open.items() if d not in over}
         return replace(self, kinds=kinds, open=rest, empty=self.empty - over)
 
-    def outlook(
-        self, device: str, now_s: float, unsaved_s: float, costs: ActionCosts, *, can_move: bool = True
-    ) -> Outlook:
-        """What to do about a device now."""
-        if device not in self.open:
-            return Outlook(action="wait", chance=0.0, cost_s=0.0, costs={"wait": 0.0})
-        name, at_s = self.open[device]
-        kind = self.kind(name)
-        return choose_action(kind.p, kind.delay_s, now_s - at_s, unsaved_s, costs, can_move=can_move)
-
     def share(self, z: float = 1.96) -> tuple[float, float, float]:
         """(share of failures that were foretold, its interval by Wilson): (0, 0, 1) before any failure."""
         return wilson(self.foretold, self.failures, z)

@@ -30,7 +30,7 @@ class SparesState:
     None where the question is how many to begin with."""
 
     wanted: Any
-    repair_s: float = 86_400.0
+    repair_s: Any = 86_400.0
     held: Any = None
 
 

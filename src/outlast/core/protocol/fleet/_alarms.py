@@ -1,4 +1,4 @@
-"""Alarms of a host's devices: what each is worth, and what costs least (`core.policy.Prognosis`).
+"""Alarms of a host's devices: what each is worth, and what is done (`core.policy.Prognosis` and `AlarmPolicy`).
 
 A host, as its agent declares it, is the unit: what is wrong with one of its devices takes the host out of service. Work
 is moved by a planned view, between two steps: nothing is lost and no bit changes, because shares never matter to them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outlast.core.policy import ActionCosts, Outlook, alarm_name
+from outlast.core.policy import ActionCosts, AlarmBelief, AlarmDecision, AlarmPolicy, AlarmState, alarm_name
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._vacancies import too_few
 from outlast.core.protocol.fleet.state import FleetState
@@ -22,7 +22,6 @@ _AT_ONCE_S = 1.0  # replicas of a host that die within that die of one failure
 _UNSAVED_S = 600.0  # of work that no checkpoint holds, where no alarm had one asked for yet
 _PLANNED_S = 0.5  # what a planned view costs the run, before there was one
 _AWAY_S = 60.0  # how long a host that is well is out of work until that is known
-_WEIGHINGS = 8.0  # in the mean time between an alarm and its failure
 
 
 def heard(c: FleetState, now_s: float, note: m.DeviceNoted) -> None:
@@ -78,8 +77,10 @@ def weigh(c: FleetState, now_s: float, agent: str, *, first: bool = False) -> No
     if agent not in c.prognosis.open:
         _settle(c, agent)
         return
-    kind = c.prognosis.kind(c.prognosis.open[agent][0])
-    c.timer(f"outlook:{agent}", kind.delay_s / _WEIGHINGS)
+    name, since_s = c.prognosis.open[agent]
+    policy, kind = AlarmPolicy(kind=c.settings.on_alarm), c.prognosis.kind(name)
+    belief = AlarmBelief(p=kind.p, delay_s=kind.delay_s)
+    c.timer(f"outlook:{agent}", policy.again_s(belief))
     if c.over or c.ending is not None or c.view is None:
         return
     members = [p.name for p in c.roster.peers.values() if p.agent == agent and p.alive and not p.leaving]
@@ -87,13 +88,17 @@ def weigh(c: FleetState, now_s: float, agent: str, *, first: bool = False) -> No
     staying = _num_staying(c, agent)
     elsewhere = bool(successors) or (staying > 0 and _others(c, agent))
     elsewhere = elsewhere and not too_few(c, staying + len(successors))
-    costs = _costs(c, kind.delay_s, agent, elsewhere)
-    unsaved_s = min(now_s - c.saved_s, _UNSAVED_S)
-    outlook = c.prognosis.outlook(agent, now_s, unsaved_s, costs, can_move=elsewhere and bool(members))
-    if first or outlook.action != "wait":
-        _tell(c, agent, outlook, members, successors)
-    if c.settings.on_alarm == "act":
-        _act(c, now_s, agent, outlook, members)
+    state = AlarmState(
+        costs=_costs(c, agent, elsewhere),
+        unsaved_s=min(now_s - c.saved_s, _UNSAVED_S),
+        since_s=now_s - since_s,
+        can_move=elsewhere and bool(members),
+    )
+    found = policy.decide(belief, state)
+    if first or found.outlook.action != "wait":
+        _tell(c, agent, found, members, successors)
+    if found.acts:
+        _act(c, now_s, agent, found, members)
 
 
 def _others(c: FleetState, agent: str) -> bool:
@@ -112,7 +117,7 @@ def _successors(c: FleetState, agent: str) -> list[str]:
     return [name for name in c.roster.having("ready") if c.roster.peers[name].agent != agent]
 
 
-def _costs(c: FleetState, delay_s: float, agent: str, elsewhere: bool) -> ActionCosts:
+def _costs(c: FleetState, agent: str, elsewhere: bool) -> ActionCosts:
     """In seconds of the whole run. A death that others outlast loses no step; one of the only host loses what no
     checkpoint holds."""
     outages = c.outages
@@ -126,12 +131,11 @@ def _costs(c: FleetState, delay_s: float, agent: str, elsewhere: bool) -> Action
         move_s=sum(c.planned_s.values()) / len(c.planned_s) if c.planned_s else _PLANNED_S,
         idle_s=_AWAY_S * share if elsewhere and not _successors(c, agent) else 0.0,
         exposure=float(len(here) == len(c.current)) if keeps else 0.0,
-        period_s=delay_s / _WEIGHINGS,
     )
 
 
-def _tell(c: FleetState, agent: str, outlook: Outlook, members: Sequence[str], successors: Sequence[str]) -> None:
-    name, _ = c.prognosis.open[agent]
+def _tell(c: FleetState, agent: str, found: AlarmDecision, members: Sequence[str], successors: Sequence[str]) -> None:
+    (name, _), outlook = c.prognosis.open[agent], found.outlook
     moved = outlook.action == "move"
     c.journal(
         "alarm_weighed",
@@ -144,15 +148,15 @@ def _tell(c: FleetState, agent: str, outlook: Outlook, members: Sequence[str], s
         costs={action: cost for action, cost in outlook.costs.items() if cost < 1e8},
         replicas=list(members) if moved else [],
         successors=list(successors[: len(members)]) if moved else [],
-        told_only=c.settings.on_alarm == "tell" and outlook.action != "wait",
+        told_only=outlook.action != "wait" and not found.acts,
     )
 
 
-def _act(c: FleetState, now_s: float, agent: str, outlook: Outlook, members: Sequence[str]) -> None:
+def _act(c: FleetState, now_s: float, agent: str, found: AlarmDecision, members: Sequence[str]) -> None:
     """A save is asked for by whoever reads in the journal that it was decided (the driver)."""
-    if outlook.action == "save":
+    if found.outlook.action == "save":
         c.saved_s = now_s
-    elif outlook.action == "move":
+    elif found.outlook.action == "move":
         emptied(c, agent)
         for name in members:
             peer = c.roster.peers[name]
