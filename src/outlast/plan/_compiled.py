@@ -119,9 +119,8 @@ def plan_belief(job: Job, classes: tuple[FailureClass, ...]) -> Belief:
 
 
 def _acted_on(job: Job, policy: AlarmPolicy) -> list[bool]:
-    """Of each class, whether a run would stop as planned for what foretells it: in time, and worth its false alarms.
-
-    Where the policy would rather only save, and otherwise wait, a job waits: a planned stop is all that it can do."""
+    """Whether a run would stop as planned for what foretells a class, for each class: in time, and worth its false
+    alarms. Where the policy would rather only save, a job waits: a planned stop is all that it can do."""
     write_s = min(t.write_s for t in job.tiers)
     unsaved_s = _unsaved_s(job)
 
