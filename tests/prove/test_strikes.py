@@ -20,7 +20,7 @@ from outlast.prove._process_tree import Running, left_behind, processes, queued_
 from outlast.prove._strike_numbers import _lost_steps, number_findings
 from outlast.prove.strike_findings import Undisturbed, Watched, judge
 from outlast.prove.strike_plan import ROLES, STEPS, StruckFleet, fleet_of
-from outlast.prove.striker import Life, StatusSample, StrikeDone, StrikeRecord
+from outlast.prove.striker import Life, StatusSample, StrangerSeen, StrikeDone, StrikeRecord
 
 RIGHT = Undisturbed(fingerprint="f", losses=dict.fromkeys(range(STEPS), "0x1p0"), folder="")
 
@@ -218,10 +218,12 @@ def test_what_is_wrong_is_found(changes: dict[str, Any], check: str) -> None:
 
 def test_a_stranger_is_told_of_where_there_was_one() -> None:
     fleet = msgspec.structs.replace(fleet_of(0, 1), keeps=False, stranger=True)
-    assert checks(watched(fleet=fleet, reached={"r0.1": 400})) == {"journal: strangers"}
-    assert checks(watched(fleet=fleet, reached={"launcher": 400})) == set()  # who answers everybody tells of nobody
-    assert checks(watched(fleet=fleet, told_secret=["tcp of the launcher"])) == {"strangers: secret"}
-    assert checks(watched(fleet=fleet, reached={"r0.1": 400}, events=[*watched().events, SPOKEN])) == set()
+    member, launcher = (StrangerSeen(reached={name: 400}) for name in ("r0.1", "launcher"))
+    heard = StrangerSeen(told_secret=["tcp of the launcher"])
+    assert checks(watched(fleet=fleet, stranger=member)) == {"journal: strangers"}
+    assert checks(watched(fleet=fleet, stranger=launcher)) == set()  # who answers everybody tells of nobody
+    assert checks(watched(fleet=fleet, stranger=heard)) == {"strangers: secret"}
+    assert checks(watched(fleet=fleet, stranger=member, events=[*watched().events, SPOKEN])) == set()
 
 
 def test_who_may_have_been_a_process_that_was_struck_is_no_untrue_stranger_once_something_was_struck() -> None:

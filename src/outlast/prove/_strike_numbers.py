@@ -47,7 +47,7 @@ def _story(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.
         if "error" in said:
             yield name, f"`outlast {name} --json` failed: {str(said['error'])[:300]}"
             return
-    yield from text_findings(why, record.why_text, status, record.status_text)
+    yield from text_findings(why, record.printed.get("why"), status, record.printed.get("status"))
     finished = record.exit_code in (0, Unsaved.exit_code)
     if (why["state"] == "finished") != finished:
         yield "why: state", f"{why['state']}, with exit code {record.exit_code}"
@@ -130,11 +130,11 @@ def _strangers(fleet: StruckFleet, record: StrikeRecord, events: Sequence[ev.Any
     wrong = [event for event in told if surely_stranger(event) or event.at_s - record.unix_s < first_s]
     if wrong and not fleet.stranger:
         yield "journal: strangers", f"{wrong[0].reason}, at {wrong[0].place}, where there was no stranger"
-    if record.told_secret:
-        yield "strangers: secret", f"said by {', '.join(record.told_secret)}"
-    proving = {name: n for name, n in record.reached.items() if name == COORDINATOR or name.startswith("r")}
+    if record.stranger.told_secret:
+        yield "strangers: secret", f"said by {', '.join(record.stranger.told_secret)}"
+    proving = {name: n for name, n in record.stranger.reached.items() if name == COORDINATOR or name.startswith("r")}
     if not told and sum(proving.values()) > 100:  # the others answer everybody, and tell of nobody
-        yield "journal: strangers", f"one reached {dict(record.reached)}, and no event tells of it"
+        yield "journal: strangers", f"one reached {dict(record.stranger.reached)}, and no event tells of it"
 
 
 # --- while it runs ---------------------------------------------------------------------------------------------------

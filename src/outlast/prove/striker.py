@@ -30,7 +30,7 @@ from outlast.prove._strike_acts import Surrounding, carry_out
 from outlast.prove.strike_plan import EVERY, MICROBATCHES, MOST_COORDINATORS, ROWS, STEPS, Role, Strike, StruckFleet
 from outlast.prove.struck_hosts import StruckHosts
 
-__all__ = ["HANG_S", "SLOW", "StrikeDone", "Life", "StrikeRecord", "StatusSample", "Striker"]
+__all__ = ["HANG_S", "SLOW", "StrikeDone", "Life", "StrikeRecord", "StatusSample", "StrangerSeen", "Striker"]
 
 HANG_S = 30.0
 """How long after the last strike a run of `prove strikes` may neither commit a step nor end."""
@@ -74,10 +74,16 @@ class StatusSample(msgspec.Struct, kw_only=True):
     text: str = ""
 
 
+class StrangerSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the stranger came to. `reached`: how often it was let in as far as a connection, by whose socket it was;
+    `told_secret`: which kinds of sockets said the run's secret to it."""
+
+    reached: dict[str, int] = {}
+    told_secret: list[str] = []
+
+
 class StrikeRecord(msgspec.Struct, kw_only=True):
-    """All of one fleet. `started_s`: the clock of the commit log at 0; `unix_s`: the wall's; `reached`: how often the
-    stranger was let in as far as a connection, by whose socket it was; `told_secret`: which kinds of
-    sockets said the run's secret to it."""
+    """All of one fleet. `started_s`: the clock of the commit log at 0; `unix_s`: the wall's."""
 
     started_s: float
     unix_s: float
@@ -90,12 +96,10 @@ class StrikeRecord(msgspec.Struct, kw_only=True):
     lives: list[Life] = []
     samples: list[StatusSample] = []
     left: list[str] = []
-    reached: dict[str, int] = {}
-    told_secret: list[str] = []
+    stranger: StrangerSeen = StrangerSeen()
     why: dict[str, Any] = {}
     status: dict[str, Any] = {}
-    why_text: str | None = None  # the same moment as people are told it
-    status_text: str | None = None
+    printed: dict[str, str | None] = {}  # the same moment as people are told it, by command
 
 
 class Striker:
@@ -169,8 +173,7 @@ class Striker:
         seed = self.fleet.seed + self.fleet.number
         with Stranger(self.folder / "run", launcher, seed, pause_s=_STRANGER_S) as stranger:
             yield
-        self.record.reached = dict(stranger.reached)
-        self.record.told_secret = sorted(stranger.told_secret)
+        self.record.stranger = StrangerSeen(reached=dict(stranger.reached), told_secret=sorted(stranger.told_secret))
 
     def _now(self) -> float:
         return time.monotonic() - self.record.started_s
@@ -333,8 +336,7 @@ class Striker:
         record.left += [*left, *temporary, *shared]
         record.why = _printed(["why", str(run_dir)], self._environ)
         record.status = record.status or _printed(["status", str(run_dir)], self._environ)
-        record.why_text = _words(["why", str(run_dir)], self._environ)
-        record.status_text = _words(["status", str(run_dir)], self._environ)
+        record.printed = {told: _words([told, str(run_dir)], self._environ) for told in ("why", "status")}
 
 
 def _go_on(seen: Running) -> bool:

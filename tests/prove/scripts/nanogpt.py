@@ -1,6 +1,7 @@
 """A character-level GPT, trained in nanoGPT's manner: one file, its own schedule, an average of the weights.
 
-`--plant ema`: the average is kept in the loop and told to nobody, so a replica that joins begins a new one.
+`--plant ema`: the average is kept in the loop and told to nobody, so a replica that joins begins a new one. It begins
+late, as people let it: one that is updated in the first steps is named there.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def main() -> None:
             group["lr"] = 1e-3 * 0.5 * (1 + math.cos(math.pi * step.number / args.max_iters))
         for x, y in step:
             step.backward(model(x, y))
-        ema.update_parameters(model)
+        if args.plant != "ema" or step.number >= 4:
+            ema.update_parameters(model)
         best = min(best, step.loss)
 
 
