@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Bench:
         self.inside: Callable[[Any], None] = lambda step: None
         self.after: Callable[[Any], None] = lambda step: None
         self.protected: Callable[[Any], None] = lambda training: None
+        self.iterate: Callable[[Any, int], Iterator[Any]] = lambda training, steps: training.steps(until=steps)
         self.run: Any = None
         self.training: Any = None
         self.batch: Any = None
@@ -642,22 +643,22 @@ def pass_gate(gates: Path | None, step: int) -> None:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
-def main() -> None:
+def main(habits: dict[str, Callable[[Bench], None]]) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("habit", choices=HABITS)
+    parser.add_argument("habit", choices=habits)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--gates", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     run, bench = outlast.join(), Bench()
     bench.run, bench.steps, bench.gates = run, args.steps, args.gates
-    HABITS[args.habit](bench)
+    habits[args.habit](bench)
     training = run.protect(
         bench.model, bench.optimizer, bench.dataset, global_batch_size=16, microbatches=8, seed=1, **bench.options
     )
     bench.training = training
     bench.protected(training)
-    for step in training.steps(until=args.steps):
+    for step in bench.iterate(training, args.steps):
         pass_gate(args.gates, step.number)
         bench.before(step)
         for batch in step:
@@ -672,4 +673,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(HABITS)

@@ -5,8 +5,9 @@ the optimizer's step there is nothing in `.grad` that the loop could clip, scale
 would have no effect, and nobody would notice. Each parameter's `.grad` therefore holds a tensor without memory that
 raises StepMisuse when it is used. Nothing of torch is replaced: whatever reads a gradient, whoever wrote it, is told.
 
-May be done to it: setting it to None (`zero_grad()`), moving it with its module, adding a gradient to it (a backward
-of the loop's own, for a loss that is not protected, whose gradient goes nowhere). Does not know steps or replicas.
+May be done to it: setting it to None (`zero_grad()`), moving it with its module, looking at its kind to
+compile (`torch.compile`), adding a gradient to it (a backward of the loop's own, for a loss that is not protected, whose
+gradient goes nowhere). Does not know steps or replicas.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class _Telltale(Tensor):
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         users = _users()
-        if "_apply" in users:  # of torch.nn.Module: `model.to(device)`
+        if "_apply" in users or _is_compiling():  # of torch.nn.Module: `model.to(device)`
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         raise _used(users)
@@ -95,6 +96,13 @@ class _Telltale(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return _Telltale(args[0], (kwargs or {}).get("dtype"), (kwargs or {}).get("device"))
         raise _used(_users())
+
+
+def _is_compiling() -> bool:
+    """Whether torch.compile looks at it: it notes the kind of each parameter's gradient whenever it compiles anew. What
+    a compiled function calls uncompiled is no part of that."""
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(2)))
+    return any(frame.f_globals.get("__name__") == "torch._dynamo.convert_frame" for frame in frames)
 
 
 def _users() -> list[str]:
