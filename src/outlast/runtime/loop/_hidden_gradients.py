@@ -5,8 +5,8 @@ the optimizer's step there is nothing in `.grad` that the loop could clip, scale
 would have no effect, and nobody would notice. Each parameter's `.grad` therefore holds a tensor without memory that
 raises StepMisuse when it is used. Nothing of torch is replaced: whatever reads a gradient, whoever wrote it, is told.
 
-May be done to it: setting it to None (`zero_grad()`), moving it with its module, looking at its kind to
-compile (`torch.compile`), adding a gradient to it (a backward of the loop's own, for a loss that is not protected, whose
+May be done to it: setting it to None (`zero_grad()`), moving it with its module, looking at its kind to compile
+(`torch.compile`), adding a gradient to it (a backward of the loop's own, for a loss that is not protected, whose
 gradient goes nowhere). Does not know steps or replicas.
 """
 
