@@ -250,18 +250,16 @@ def functions_and_hooks(bench: Bench) -> None:
     bench.optimizer.register_step_pre_hook(centre)
 
 
-def double(bench: Bench) -> None:
+def double(bench: Bench, dtype: torch.dtype = torch.float64) -> None:
     """All in float64."""
-    bench.model, loss = bench.model.double(), bench.loss
+    bench.model, loss = bench.model.to(dtype), bench.loss
     _adamw(bench)
-    bench.loss = lambda batch: loss((batch[0].double(), batch[1]))
+    bench.loss = lambda batch: loss((batch[0].to(dtype), batch[1]))
 
 
 def half(bench: Bench) -> None:
     """All in bfloat16."""
-    bench.model, loss = bench.model.bfloat16(), bench.loss
-    _adamw(bench)
-    bench.loss = lambda batch: loss((batch[0].bfloat16(), batch[1]))
+    double(bench, torch.bfloat16)
 
 
 def subset(bench: Bench) -> None:
@@ -308,18 +306,15 @@ def epochs(bench: Bench) -> None:
 def in_a_bar(bench: Bench) -> None:
     """The iterator is kept in a variable, and within another one, as of a progress bar."""
 
-    class Bar:
-        def __init__(self, steps: Any) -> None:
-            self.steps = steps
+    kept: list[Any] = []
 
-        def __iter__(self) -> Iterator[Any]:
-            yield from self.steps
-
-    bars: list[Bar] = []
+    def bar(steps: Any) -> Iterator[Any]:
+        yield from steps
 
     def iterate(training: Any, steps: int) -> Iterator[Any]:
-        bars.append(Bar(training.steps(until=steps)))
-        return iter(bars[0])
+        kept.append(training.steps(until=steps))
+        kept.append(bar(kept[0]))
+        return iter(kept[1])
 
     bench.iterate = iterate
 
