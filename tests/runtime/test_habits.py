@@ -96,9 +96,14 @@ def assert_as_alone(run: Any, habit: str, steps: int) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize(
-    "habit", [*HELD, *HELD_TOO, *BUILT, *(pytest.param(habit, marks=SLOW) for habit in OF_LIBRARIES)]
+    ("habit", "replicas"),
+    [
+        *itertools.product((*HELD, *HELD_TOO), (2, 3)),
+        *((habit, 3) for habit in BUILT),
+        *(pytest.param(habit, 2, marks=pytest.mark.soak) for habit in BUILT),
+        *(pytest.param(*both, marks=SLOW) for both in itertools.product(OF_LIBRARIES, (2, 3))),
+    ],
 )
 def test_a_joiner_goes_on_as_the_loop_does(fleet: Callable[..., Any], habit: str, replicas: int) -> None:
     """One is killed from outside, its successor joins, and then all that had been there from the start are killed."""
