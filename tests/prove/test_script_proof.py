@@ -150,14 +150,14 @@ def test_state_that_nobody_registered_is_named(tmp_path: Path, monkeypatch: pyte
     whole = witness(tmp_path / "a", monkeypatch, "nanogpt", "--plant", "ema")
     from torch.optim import swa_utils
 
-    update, calls = swa_utils.AveragedModel.update_parameters, []
+    add, calls = swa_utils.get_ema_multi_avg_fn(0.9), []
 
-    def late(self: swa_utils.AveragedModel, model: object) -> None:
-        calls.append(model)
+    def late(*args: object) -> None:
+        calls.append(args)
         if len(calls) > 6:
-            update(self, model)
+            add(*args)
 
-    monkeypatch.setattr(swa_utils.AveragedModel, "update_parameters", late)
+    monkeypatch.setattr(swa_utils, "get_ema_multi_avg_fn", lambda decay: late)
     joined = witness(tmp_path / "b", monkeypatch, "nanogpt", "--plant", "ema")
     assert script_findings(whole, joined, struck=True) == []
     (found,), _ = carried_over(whole, whole, joined)

@@ -1,7 +1,7 @@
 """A character-level GPT, trained in nanoGPT's manner: one file, its own schedule, an average of the weights.
 
-`--plant ema`: the average is kept in the loop and told to nobody, so a replica that joins begins a new one. It begins
-late, as people let it: one that is updated in the first steps is named there.
+`--plant ema`: the average is kept in the loop, by hand, and told to nobody, so a replica that joins begins a new one.
+One of torch's own is named in the first steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pydoc_data.topics
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import swa_utils
 
 import outlast
 
@@ -60,6 +61,19 @@ class Text(torch.utils.data.Dataset):
         return self.ids[i : i + BLOCK], self.ids[i + 1 : i + 1 + BLOCK]
 
 
+class Average:
+    """Of a model's parameters, as people write it themselves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.params, self.add = [p.detach().clone() for p in model.parameters()], swa_utils.get_ema_multi_avg_fn(0.9)
+
+    def update_parameters(self, model: nn.Module) -> None:
+        self.add(self.params, [p.detach() for p in model.parameters()], 0)
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        return {"params": self.params}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--max-iters", type=int, default=12)
@@ -70,7 +84,7 @@ def main() -> None:
     data = Text()
     model = GPT(len(data.chars))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    ema = torch.optim.swa_utils.AveragedModel(model)
+    ema = Average(model) if args.plant == "ema" else swa_utils.AveragedModel(model)
     state = {} if args.plant == "ema" else {"ema": ema}
     training = run.protect(
         model, optimizer, data, global_batch_size=16, microbatches=4, seed=1337, clip_norm=1.0, state=state
@@ -81,8 +95,7 @@ def main() -> None:
             group["lr"] = 1e-3 * 0.5 * (1 + math.cos(math.pi * step.number / args.max_iters))
         for x, y in step:
             step.backward(model(x, y))
-        if args.plant != "ema" or step.number >= 4:
-            ema.update_parameters(model)
+        ema.update_parameters(model)
         best = min(best, step.loss)
 
 
