@@ -197,6 +197,16 @@ def test_a_host_that_goes_while_a_new_coordinator_awaits_others_is_not_forgotten
     assert c.view.members == ("r0.1", "r2.1", "r3.1")
 
 
+def test_a_host_that_goes_while_it_alone_is_awaited_costs_one_view() -> None:
+    c = anew(("r0.1", "h0"), ("r1.1", "h1"))
+    silent(c, "h2")
+    left(c, "r0.1", "r1.1")
+    assert c.view is not None
+    for name in c.view.members:
+        c.handle(6.5, m.Formed(member=name, view=c.view.id, step=0))
+    assert c.change is None
+
+
 def test_of_two_hosts_that_went_while_there_was_no_coordinator_the_second_holds_up_the_others() -> None:
     c = anew(("r0.1", "h0"))
     silent(c, "h2")

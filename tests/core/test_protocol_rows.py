@@ -5,9 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.core.policy import AdmissionPolicy, most_rows_per_host
-from outlast.core.protocol import Coordinator, Member, Settings, ViewId, owners_of, rows_touched, shares
+from outlast.core.protocol import (
+    Coordinator,
+    Member,
+    RollEntry,
+    Settings,
+    ViewId,
+    owners_of,
+    plan_of,
+    rows_touched,
+    shares,
+)
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.row_plans import row_shares
+from outlast.core.protocol.step.roll import resolve
 
 
 def started(num_replicas: int, **settings: int) -> Coordinator:
@@ -149,3 +160,23 @@ def test_what_a_member_can_spoil() -> None:
     policy = AdmissionPolicy(trim_count=2, tolerated_hosts=2, on_shortfall="lower")
     lowered = policy.decide({"a": 2, "b": 1, "c": 1})
     assert (lowered.action, lowered.tolerated_hosts, lowered.lowered) == ("go", 1, True)
+
+
+@given(st.data())
+def test_after_a_death_nobody_answers_for_more_rows_than_in_an_undisturbed_step(data: st.DataObject) -> None:
+    """Else the view would wait for others, and if nobody is missing none comes."""
+    num_leaves = data.draw(st.integers(1, 10))
+    num_rows, num_members = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 6))
+    num_rows = min(num_rows, num_leaves)
+    names = [f"r{i}.1" for i in range(num_members)]
+    owner = data.draw(st.lists(st.sampled_from([*names, ""]), min_size=num_leaves, max_size=num_leaves))  # "": it died
+    held = {name: tuple((leaf, leaf + 1) for leaf, who in enumerate(owner) if who == name) for name in names}
+    said = {"view": ViewId(1, 2), "committed": 3, "keeps_output": False, "fingerprint": 0, "outcome": 0}
+    entries = [RollEntry(member=name, held=held[name], **said) for name in names]
+    plan, usual = resolve(entries, num_leaves, num_rows), plan_of(names, 3, num_leaves, num_rows)
+    most = [max(len(rows_touched(own, num_leaves, num_rows)) for own in p.leaves.values()) for p in (plan, usual)]
+    assert num_rows == 1 or most[0] <= most[1]
+    assert sorted(leaf for own in plan.leaves.values() for leaf in own) == list(range(num_leaves))
+    for name in names:  # what is called lost is what nobody's own sums have
+        kept = {leaf for leaf, _ in held[name]}
+        assert set(plan.orphans[name]) == set(plan.leaves[name]) - kept

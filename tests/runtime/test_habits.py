@@ -212,7 +212,7 @@ def test_an_average_of_the_writer_s_or_one_that_is_registered_goes_on(habit: str
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("habit", "replicas"), itertools.product([habit for habit in NAMED if habit not in ALIKE], (2, 3))
+    ("habit", "replicas"), list(itertools.product([habit for habit in NAMED if habit not in ALIKE], (2, 3)))
 )
 def test_what_no_joiner_could_repeat_is_named_in_a_fleet(fleet: Callable[..., Any], habit: str, replicas: int) -> None:
     run = fleet(script=script(habit), replicas=replicas, steps=STEPS)

@@ -99,7 +99,7 @@ class StrikeRecord(msgspec.Struct, kw_only=True):
     stranger: StrangerSeen = StrangerSeen()
     why: dict[str, Any] = {}
     status: dict[str, Any] = {}
-    printed: dict[str, str | None] = {}  # the same moment as people are told it, by command
+    printed: dict[str, str] = {}  # the same as people are told it, by command
 
 
 class Striker:

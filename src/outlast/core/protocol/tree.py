@@ -19,6 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 Node = tuple[int, int]
+_FEW = 1024  # nodes of a tiling whose additions are kept from step to step
 
 
 def split(node: Node) -> tuple[Node, Node]:
@@ -73,13 +74,14 @@ def combine(parts: Iterable[tuple[int, int, float]], root: Node) -> float:
     for lo, hi, value in parts:
         nodes.append((lo, hi))
         values.append(value)
-    additions, whole = _additions(tuple(nodes), root)
+    known = _additions if len(nodes) <= _FEW else _additions.__wrapped__  # what is kept stays small
+    additions, whole = known(tuple(nodes), root)
     for into, other in additions:
         values[into] += values[other]
     return values[whole]
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def _additions(tiling: tuple[Node, ...], root: Node) -> tuple[tuple[tuple[int, int], ...], int]:
     """(pairs of places in a tiling: the first becomes the sum of both, in this order; where the root is then)."""
     places = {node: place for place, node in enumerate(tiling)}

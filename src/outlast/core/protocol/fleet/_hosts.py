@@ -37,11 +37,8 @@ def host_silent(c: FleetState, now_s: float, silent: hm.HostSilent) -> None:
     for name in mine:
         if name not in inside:
             _gone(c, now_s, name, agent, False)
-    heard = c.awaiting.intersection(inside)
-    c.awaiting -= heard
-    if heard and not c.disturbed:
-        c.disturbed = c.silent[agent].why
-    if inside:  # where others have yet to report after a restart, that is noted: they may report all well
+    c.awaiting.difference_update(inside)
+    if inside:  # noted only, where others have yet to report after a restart
         _change.begin(c, f"host of {', '.join(inside)}: {silent.why}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outlast.core.protocol.disputes import Claim, disputed, place, void
-from outlast.core.protocol.row_plans import deal_orphans, row_shares
+from outlast.core.protocol.row_plans import deal_orphans, row_shares, rows_spoilt
 from outlast.core.protocol.tree import Node, leaves_of, shares
 from outlast.core.protocol.types import RollEntry, StepPlan
 from outlast.core.protocol.work_shares import ranges_of
@@ -37,7 +37,9 @@ def resolve(
     The newest committed step is where the view goes on. Whoever is one behind takes the outcome from the first that
     keeps it; whoever is further behind is stale. Of the partial sums held at that step the largest count, each
     microbatch once (invariant: exactly once); what nobody holds is spread evenly over all members, or by whole rows;
-    but who is late gets nothing to compute in this step, where others are not.
+    but who is late gets nothing to compute in this step, where others are not. Of a robust rule's rows nobody gets more
+    than in an undisturbed step, as the view would wait for others, who never come if nobody is missing: rather than
+    that, each computes its usual range, but for what it holds of that.
     """
     top = max(entry.committed for entry in entries)
     behind = tuple(e.member for e in entries if e.committed == top - 1)
@@ -65,7 +67,22 @@ def resolve(
     elif cases:
         orphans = place(orphans, cases)
     leaves = {m: tuple(sorted((*kept.get(m, ()), *orphans[m]))) for m in members}
+    if num_rows > 1:
+        anew = none | plan_of(able, top, num_microbatches, num_rows).leaves
+        if _most_rows(leaves, num_microbatches, num_rows) > _most_rows(anew, num_microbatches, num_rows):
+            leaves, orphans = anew, {m: _unheld(own, held.get(m, ())) for m, own in anew.items()}
     return StepPlan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans, claims=claims)
+
+
+def _unheld(own: Sequence[int], nodes: Sequence[Node]) -> tuple[int, ...]:
+    """The microbatches of a range that no sum of that range alone has."""
+    have = leaves_of(node for node in nodes if set(own).issuperset(range(*node)))
+    return tuple(leaf for leaf in own if leaf not in have)
+
+
+def _most_rows(leaves: Mapping[str, Sequence[int]], num_microbatches: int, num_rows: int) -> int:
+    """Rows that one member could spoil."""
+    return max(rows_spoilt({}, [leaves], num_microbatches, num_rows).values())
 
 
 def _hold_once(entries: Sequence[RollEntry], cases: Mapping[int, Sequence[Claim]]) -> dict[str, list[Node]]:
