@@ -242,6 +242,6 @@ def test_schedules_that_once_found_something(seed: int) -> None:
     """A late copy of an agent's greeting that called living members dead; members that were given up rightly; one that
     woke up in a view that was over; one that had been let go; a fault after the last; the only host, back after its
     lease, that was told to start nothing; a coordinator that was followed as it ended the run; a host that fell silent
-    while a new coordinator awaited others; members that had left, killed before they could greet a new coordinator; rows that
-    one member got two of, so that all waited for others, of whom none was missing."""
+    while a new coordinator awaited others; members that had left, killed before they could greet a new coordinator; two
+    rows for one member, so that all waited for others, of whom none was missing."""
     assert play(scenario_of(seed)).violation is None
