@@ -34,6 +34,20 @@ def test_what_two_members_tell_is_counted_once() -> None:
     assert ledger.drain() == []
 
 
+def test_all_that_are_stopped_between_their_commits_of_one_step_are_held_up_and_make_nothing() -> None:
+    """One has committed step 4, the other has yet to; and the one that says first how long step 5 took is the other."""
+    ledger = Ledger()
+    mine, theirs = steps(0, 5, 5.0), steps(0, 4, 5.0)
+    late = StepTime(step=4, end_s=7.6, took_s=2.2, stalled_s=2.1)
+    for time in [*theirs, *mine, late, StepTime(step=5, end_s=7.7, took_s=0.1)]:
+        take(ledger, time)
+    (span,) = ledger.drain()
+    assert span.seconds == {"productive": pytest.approx(0.7), "stalled": pytest.approx(2.0)}
+    assert not ledger.explains(mine[3])
+    assert ledger.explains(late)
+    assert not ledger.explains(StepTime(step=5, end_s=7.71, took_s=2.2, stalled_s=2.1))  # it is told once
+
+
 def test_the_commits_around_each_step_are_told() -> None:
     ledger = Ledger()
     first, second = steps(0, 2, 5.0)

@@ -2,12 +2,15 @@
 
 A member measures every step by its own clock, from its last commit to this one, and divides that by use (`StepTime`).
 All members measure the same steps, a few milliseconds apart; `Ledger` takes each moment from whoever tells it first and
-lays the spans end to end. Between steps of which some are missing lies a gap, and it is told as unexplained. Pure; all
-clocks are one host's monotonic clock.
+lays the spans end to end. Between steps of which some are missing lies a gap, and it is told as unexplained. One
+between two steps that follow each other is that of members' clocks where it is no longer than the step itself; a longer
+one held all up, as where all are stopped when some have committed a step and others have yet to. Pure; all clocks are
+one host's monotonic clock.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,6 +19,7 @@ __all__ = ["Ledger", "Span", "StepTime"]
 
 _CLIPPED = ("recovery", "stalled", "lost", "checkpoint", "degraded", "productive")
 """What an overlap with a span that is counted already is taken from, in this order."""
+_GAPS = 16  # the newest, for who has yet to tell of them
 
 
 class StepTime(msgspec.Struct, frozen=True, array_like=True):
@@ -69,6 +73,7 @@ class Ledger:
         self.committed, self.until_s, self.patience_s = committed, until_s, patience_s
         self._spans: list[Span] = []
         self._early: dict[int, StepTime] = {}
+        self._held_up: deque[tuple[float, float]] = deque(maxlen=_GAPS)  # that no member has explained yet
 
     def take(self, time: StepTime, now_s: float) -> list[tuple[float, float]]:
         """Count the step if it is news, and those that waited for it: (the commit before it, its commit) of each. The
@@ -104,12 +109,32 @@ class Ledger:
         span = self._span_for(time.step)
         gap_s = begin_s - before_s if before_s else 0.0
         if gap_s > 0:
-            follows = time.step == self.committed
-            span.add({"recovery" if time.first else "productive" if follows else "unexplained": gap_s})
+            span.add(self._of_gap(time, gap_s))
         span.add(_clipped(time.seconds(), max(0.0, -gap_s)))
         span.committed = self.committed = time.step + 1
         span.until_s = self.until_s = time.end_s
         return before_s or begin_s, time.end_s
+
+    def _of_gap(self, time: StepTime, gap_s: float) -> dict[str, float]:
+        """By use, the time between what is counted and this step."""
+        if time.first:
+            return {"recovery": gap_s}
+        if time.step != self.committed:
+            return {"unexplained": gap_s}
+        apart_s = min(gap_s, time.took_s or gap_s)
+        if gap_s > apart_s:
+            self._held_up.append((self.until_s, self.until_s + gap_s))
+        return {"productive": apart_s, "stalled": gap_s - apart_s}
+
+    def explains(self, time: StepTime) -> bool:
+        """Whether a step that a member was held up in, and that is no news, is why nothing was counted for a while. Of
+        each while that is said once."""
+        for gap in self._held_up:
+            begin_s, end_s = gap
+            if min(end_s, time.end_s) - max(begin_s, time.end_s - time.took_s) > (end_s - begin_s) / 2:
+                self._held_up.remove(gap)
+                return True
+        return False
 
     def drain(self) -> list[Span]:
         """What was counted since the last call; a new span begins where steps are done anew."""

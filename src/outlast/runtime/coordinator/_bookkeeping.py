@@ -84,7 +84,8 @@ class Bookkeeping:
             pairs = self._ledger.take(step, now_s)
             news += pairs
             if step.stalled_s >= _WORTH_TELLING_S:
-                self._stalled(member, step, any(at_s == step.end_s for _, at_s in pairs))
+                counted = any(at_s == step.end_s for _, at_s in pairs)
+                self._stalled(member, step, counted or self._ledger.explains(step))
         return news
 
     def _stalled(self, member: str, step: StepTime, news: bool) -> None:
