@@ -38,7 +38,7 @@ CAUGHT = {
     "accusations-ignored": 234, "accuser-believed": 265, "held-orders-at-once": 936, "older-read": 171,
     "no-closer-look": 98, "first-state-counts": 98, "culprits-kept": 98, "writer-not-followed": 203,
     "silence-is-death": 170, "silent-lease-over": 170, "silent-hosts-used": 1656, "silent-awaited": 291,
-    "hosts-not-recalled": 291, "first-serving-kept": 8833, "begun-from-nothing": 171, "gaps-skipped": 35,
+    "hosts-not-recalled": 291, "first-serving-kept": 10341, "begun-from-nothing": 171, "gaps-skipped": 35,
     "idle-unawaited": 436, "output-reused": 335, "share-kept": 242, "shares-lost-in-differences": 220,
     "answers-by-clock": 146, "late-writes-done": 194, "held-states-unseen": 2344,
     "stop-of-its-own": 126, "stop-unawaited": 126,
