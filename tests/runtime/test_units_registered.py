@@ -76,3 +76,31 @@ def test_another_setting_comes_first() -> None:
     two.loops["r0.1"].settings = two.loops["r0.1"].read()
     with pytest.raises(LoopUnrepeatable, match=r"replicas have set lr differently in step 1: r0.1 0.2, r1.1 0.1"):
         two.compare()
+
+
+def test_settings_are_read_as_they_are_now() -> None:
+    """What was found last is kept; of each kind of change it must not be what is told."""
+    loop = replica()
+    group = loop.state.optimizers[0].param_groups[0]
+    told = [loop.read()]
+    for key, value in [
+        ("lr", 0.2),
+        ("lr", 1),
+        ("nesterov", 1),  # equal to True, and another one
+        ("momentum", -0.0),
+        ("lr", torch.tensor(0.3)),
+        ("lr", torch.tensor(0.4)),
+        ("betas", (0.9, 0.99)),
+        ("note", object()),  # no setting: nothing else goes unseen for it
+    ]:
+        group[key] = value
+        told.append(loop.read())
+        assert told[-1] == LoopState(loop.state).read()
+    group["lr"].fill_(0.5)  # in place
+    told.append(loop.read())
+    loop.state.params[0].requires_grad_(False)
+    told.append(loop.read())
+    loop.state.model.eval()
+    told.append(loop.read())
+    assert told[8] == told[7]
+    assert len(set(told)) == len(told) - 1

@@ -23,6 +23,7 @@ class Durations:
     """
 
     count: int = 0
+    tail: float = 0.0
     _current: float = 0.0
     _in_window: int = 0
     _maxima: list[float] = field(default_factory=list)
@@ -32,13 +33,10 @@ class Durations:
         self._in_window += 1
         if seconds > self._current:
             self._current = seconds
+            self.tail = max(self.tail, seconds)
         if self._in_window == _WINDOW:
             self._maxima = [*self._maxima[-(_WINDOWS - 2) :], self._current]
-            self._current, self._in_window = 0.0, 0
-
-    @property
-    def tail(self) -> float:
-        return max([self._current, *self._maxima])
+            self._current, self._in_window, self.tail = 0.0, 0, max(self._maxima)
 
 
 def deadline(belief: Durations, floor_s: float) -> float:

@@ -36,7 +36,7 @@ class PhaseClock:
     def enter(self, phase: Phase, step: int, microbatch: int = -1, bucket: int = -1) -> None:
         """Publish the phase with the silence that is allowed in it, and learn how long the last one took."""
         allowed_s = deadline(self._durations[phase], self._floor_s) if phase in OWNED else 0.0
-        now_ns = self._progress.enter(phase, step, microbatch, bucket, 0.0 if math.isinf(allowed_s) else allowed_s)
+        now_ns = self._progress.enter(phase, step, microbatch, bucket, 0.0 if allowed_s == math.inf else allowed_s)
         if self._since_ns:
             took_s = (now_ns - self._since_ns) / 1e9
             self._durations[self.phase].observe(took_s)

@@ -56,6 +56,7 @@ class Accumulator:
         self._chain: list[tuple[int, int]] = []
         self._first: tuple[int, bool] = (1, True)
         self._staging = staging
+        self._sharded = any(map(is_shard, params))
         self._coming: deque[tuple[list[int], Arrival]] = deque()  # taken and not folded yet, in the buckets' order
         self._taken = self._folded = 0  # buckets
         self._late = False
@@ -220,22 +221,26 @@ class Accumulator:
 
     def _gradients(self, bucket: Bucket) -> tuple[list[int], Arrival]:
         """The parameters that have a gradient, and those on their way to where sums lie; nobody else has them then."""
-        indices = [index for index, _, _ in bucket.params if self.params[index].grad is not None]
+        indices: list[int] = []
         grads: list[Tensor] = []
-        for index in indices:
-            grad = gradient_of(self.params[index])
-            assert grad is not None
-            if self._checks.flips.active and is_shard(grad):
-                self._checks.flips.after_backward(index, local(grad))
-            grad = local(grad)
+        for index, _, _ in bucket.params:
+            param = self.params[index]
+            grad = gradient_of(param) if self._sharded else param.grad
+            if grad is None:
+                continue
+            if self._sharded:
+                if self._checks.flips.active and is_shard(grad):
+                    self._checks.flips.after_backward(index, local(grad))
+                grad = local(grad)
+            indices.append(index)
             grads.append(grad if grad.layout is torch.strided else grad.to_dense())
-            self.params[index].grad = None
-        staged = self._staging.bring(grads) if self._staging is not None else None
-        return indices, staged or Arrival([grad.to(device=self.layout.device) for grad in grads])
+            param.grad = None
+        staged, device = self._staging.bring(grads) if self._staging is not None else None, self.layout.device
+        return indices, staged or Arrival([grad if grad.device == device else grad.to(device) for grad in grads])
 
     def _addends(self, grads: list[Tensor], bucket: Bucket) -> list[Tensor]:
         """What is added of gradients that are where sums lie: in the dtype of the sums, weighted."""
-        grads = [grad.to(dtype=bucket.dtype) for grad in grads]
+        grads = [grad if grad.dtype == bucket.dtype else grad.to(dtype=bucket.dtype) for grad in grads]
         if self._weight != 1.0 and grads:
             with torch.no_grad():
                 grads = list(torch._foreach_mul(grads, self._weight))

@@ -110,17 +110,18 @@ class SampleReader(Dataset[Any]):
 
     def _read(self, indices: list[int], tried: set[int]) -> Any:
         found = []
+        read = self._tried if get_worker_info() is None else self._watched
         for index in indices:
-            sample = self._sample(index, tried)
+            sample = read(index, tried)
             if sample is _AGAIN or isinstance(sample, Unread):
                 return sample
             found.append(sample)
         return self.collate(found)
 
-    def _sample(self, index: int, tried: set[int]) -> Any:
+    def _watched(self, index: int, tried: set[int]) -> Any:
+        """In a worker process: who waits for it sees which sample it is at."""
         worker = get_worker_info()
-        if worker is None:
-            return self._tried(index, tried)
+        assert worker is not None
         began = time.monotonic_ns()
         self._rows.begins(worker.id, index)
         try:

@@ -215,8 +215,8 @@ class Engine(Microbatches):
         grads = self.layout.views(self.out if staging is None else staging.back(self.out))
         for index, param in enumerate(self.state.params):
             if meta.used[index >> 3] >> (index & 7) & 1:
-                grad = grads[index]
-                param.grad = like(grad.to(device=param.device, dtype=param.dtype), param)
+                grad = grads[index].to(device=param.device, dtype=param.dtype)
+                param.grad = like(grad, param) if self.sharded else grad
             else:
                 param.grad = None
         enter(Phase.OPTIMIZER)

@@ -44,6 +44,7 @@ class LoopState:
         self.step, self.settings = -1, b""  # of the step whose inner loop has begun
         self.remembered: dict[str, int] = {}  # a fingerprint of each registered part, at some of these steps
         self.kept: Lived | None = None  # the newest copy that was fed to anybody
+        self._read = b"", b""  # what was found last, as it stood there, and as settings: the same twice a step
         self._modules = list(state.model.modules())
         self._known = {id(param) for param in state.params}
         self._versions: list[int] = []
@@ -59,11 +60,18 @@ class LoopState:
     def read(self) -> bytes:
         """The settings as they are now."""
         groups = [
-            [[[k, _plain(v)] for k, v in group.items() if k != "params" and _is_setting(v)] for group in o.param_groups]
+            [[item for item in group.items() if item[0] != "params"] for group in o.param_groups]
             for o in self.state.optimizers
         ]
         wanted = bytes([param.requires_grad for param in self.state.params])
-        return msgspec.msgpack.encode((groups, wanted, bytes([module.training for module in self._modules])))
+        modes = bytes([module.training for module in self._modules])
+        try:
+            raw = msgspec.msgpack.encode((groups, wanted, modes))
+        except (TypeError, OverflowError):  # a rate in a tensor, or what is no setting
+            return _encoded(groups, wanted, modes)
+        if raw != self._read[0]:
+            self._read = raw, _encoded(groups, wanted, modes)
+        return self._read[1]
 
     def write(self, settings: bytes, *, but_groups: bool = False) -> None:
         """Make the settings these. `but_groups`: those that are in no snapshot of the state."""
@@ -203,6 +211,11 @@ class LoopState:
                     given.add(id(found))
                     self.state.extra[f"{FOUND}{number}.{type(found).__name__}"] = found
                     number += 1
+
+
+def _encoded(groups: list[list[list[tuple[str, Any]]]], wanted: bytes, modes: bytes) -> bytes:
+    told = [[[[k, _plain(v)] for k, v in group if _is_setting(v)] for group in each] for each in groups]
+    return msgspec.msgpack.encode((told, wanted, modes))
 
 
 def _is_setting(value: Any) -> bool:

@@ -103,6 +103,7 @@ class Samples:
         self._issued: deque[tuple[int, int, Key]] = deque()
         self._idle = False  # `upcoming` has ended
         self._left_out: frozenset[int] = frozenset()
+        self._sizes: tuple[int, list[int]] = (-1, [])  # of the step that was asked for last
         self.never_empty = False  # where all samples of a microbatch are left out, as many others take their place
         self.doubted = False  # fetch what the first step takes twice, and compare
         self._first = -1
@@ -143,13 +144,18 @@ class Samples:
 
     def sizes(self, step: int) -> list[int]:
         """Samples in each microbatch of the step; the last batch of an epoch may be short."""
-        start = (step % self.steps_per_epoch) * self.batch
-        size = min(self.batch, self.num_samples - start)
+        if self._sizes[0] != step:
+            sizes = self._cut(step)
+            if self._left_out:
+                sizes = [len(self._kept(step, leaf, sizes)) for leaf in range(self.num_leaves)]
+            self._sizes = step, sizes
+        return self._sizes[1]
+
+    def _cut(self, step: int) -> list[int]:
+        """How many samples each microbatch has before any is left out."""
+        size = min(self.batch, self.num_samples - (step % self.steps_per_epoch) * self.batch)
         small, larger = divmod(size, self.num_leaves)
-        sizes = [small + (leaf < larger) for leaf in range(self.num_leaves)]
-        if self._left_out:
-            return [len(self._kept(step, leaf, sizes)) for leaf in range(self.num_leaves)]
-        return sizes
+        return [small + (leaf < larger) for leaf in range(self.num_leaves)]
 
     def shortest(self) -> list[int]:
         """Samples in each microbatch of the shortest batch that there can be."""
@@ -165,9 +171,7 @@ class Samples:
         return self._with_stand_ins(step, leaf, self.bad.here())
 
     def _with_stand_ins(self, step: int, leaf: int, bad: Collection[int]) -> list[int]:
-        start = (step % self.steps_per_epoch) * self.batch
-        small, larger = divmod(min(self.batch, self.num_samples - start), self.num_leaves)
-        found = self._kept(step, leaf, [small + (i < larger) for i in range(self.num_leaves)])
+        found = self._kept(step, leaf, self._cut(step))
         if not found and self.never_empty:
             return [self._stand_in(step, leaf, place, bad) for place in range(self.batch // self.num_leaves)]
         if not bad or not any(index in bad for index in found):
@@ -203,7 +207,7 @@ class Samples:
         """From the next step on these samples are in no microbatch; the others stay where they are."""
         left_out = frozenset(samples)
         if left_out != self._left_out:
-            self._left_out = left_out
+            self._left_out, self._sizes = left_out, (-1, [])
             self._again_from(self._next_key[0], 0)  # what was fetched ahead may hold them
 
     # --- fetching ------------------------------------------------------------------------------------------------

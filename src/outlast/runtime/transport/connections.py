@@ -47,6 +47,7 @@ MAX_PEER_FRAME = 1 << 31
 grows with what has arrived, not with what was announced."""
 _MOST = 1024  # proved connections that may wait for the training thread
 _FDS = socket.CMSG_LEN(16)
+_CUT = int(socket.MSG_CTRUNC)  # a flag of an enumeration makes another with each use
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
 Proved = tuple[socket.socket, PeerClaim, Keys]
@@ -151,7 +152,7 @@ class Connection:
             except OSError as error:
                 data, ancillary, flags = b"", [], 0
                 self.forged = isinstance(error, TlsTrouble) and error.forged
-            self.cut |= bool(flags & socket.MSG_CTRUNC)
+            self.cut |= bool(flags & _CUT)
             for level, kind, body in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     fds = array.array("i")
