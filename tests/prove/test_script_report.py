@@ -391,6 +391,21 @@ def test_the_busiest_stretch_of_a_log_becomes_seconds() -> None:
     assert (few.hits, few.failures) == (tuple(HITS[:2]), 5)
 
 
+def test_hosts_are_away_for_as_long_as_their_machines_were() -> None:
+    hits = [
+        Hit(0.0, "n1", "", 1.0), Hit(0.5, "n3", "", 0.6), Hit(1.5, "n2", "NCCL timeout", None),
+        Hit(2.0, "n1", "", 2.001), Hit(3.0, "n2", "", 4.0),
+    ]  # fmt: skip
+    stretch = busiest(hits, hours=9.0, most=8)
+    strikes, faults = read_schedule(stretch.schedule_of_hosts(3, begin_s=4.0, length_s=14.0))
+    assert faults == ()
+    assert [strike.named for strike in strikes] == ["power", "hang", "power"], "n3 is on n1's host, which is away"
+    assert [strike.continue_s for strike in strikes] == [1.0, 9.0, 0.2], "n2 was not seen again"
+    assert [strike.wait_s for strike in strikes] == [4.0, 1.5, 0.5]
+    assert {strike.roles[0] for strike in strikes} == {"host"}
+    assert [strike.pick for strike in strikes] == [0.25, 0.75, 0.25]
+
+
 @pytest.mark.parametrize(
     ("hits", "hours", "most"), [([], 24.0, 8), (HITS, 0.0, 8), (HITS, math.nan, 8), (HITS, 24.0, 0)]
 )

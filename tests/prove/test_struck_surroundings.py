@@ -291,15 +291,15 @@ def test_hosts_go_and_come_back_and_the_first_one_stays(hosts: struck_hosts.Stru
         agent.ended = True
     hosts.look()
     assert did(hosts) == [], "while a host is down nobody is there to start an agent"
-    assert hosts.mend("power")
+    assert hosts.mend("power", "h3")
     assert did(hosts) == [("mend", 3)]
     hosts.look()
     assert did(hosts) == [("start", 3, secret, "x")]
-    assert hosts.mend("slowlink")
-    assert hosts.mend("path")
+    assert hosts.mend("slowlink", "h2")
+    assert hosts.mend("path", "h1")
     assert did(hosts) == [("unshape", 2), ("join", 1, 2)]
     assert hosts.strike("hang", 0.999) == "h3"
-    assert hosts.mend("hang")
+    assert hosts.mend("hang", "h3")
     assert did(hosts) == [("signal_all", 3, signal.SIGSTOP), ("signal_all", 3, signal.SIGCONT)]
 
 
@@ -369,7 +369,7 @@ class Stubborn:
         self.told.append(f"strike {kind} {pick}")
         return "disk" if len(self.told) > 1 else ""
 
-    def mend(self, kind: str) -> bool:
+    def mend(self, kind: str, name: str) -> bool:
         self.told.append(f"mend {kind}")
         return self.told.count(f"mend {kind}") > 1
 
@@ -390,7 +390,7 @@ def test_what_cannot_be_struck_or_mended_now_is_tried_again(tmp_path: Path) -> N
     assert what.told == ["strike readonly 0.0", "strike readonly 0.0", "mend readonly", "mend readonly"]
     (done,) = striker.record.done
     assert (done.kind, done.role, done.pid) == ("readonly", "disk", 0)
-    striker._to_end.append((1e9, lambda: what.mend("full"), done))
+    striker._to_end.append((1e9, lambda: what.mend("full", "disk"), done))
     striker._undo_all()
     assert what.told[-1] == "mend full", "what would last longer than the run ends with it"
     assert not striker._to_end

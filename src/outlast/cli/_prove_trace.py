@@ -26,6 +26,10 @@ def trace(
     strikes: Annotated[int, typer.Option(help="How many of their failures are replayed at most.")] = 8,
     replicas: Annotated[int, typer.Option(help="Replicas that the log's machines are dealt to.")] = 3,
     spares: Annotated[int, typer.Option(help="Spares of the run.")] = 1,
+    hosts: Annotated[
+        int, typer.Option(help="Deal them to so many hosts instead, 3 or more: network namespaces, as root.")
+    ] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="Keep rows with COLUMN=VALUE; may be repeated.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings for all runs, as for outlast run.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep all runs here; else only those with findings.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with all of it here: one HTML file.")] = None,
@@ -33,29 +37,35 @@ def trace(
 ) -> int:
     """Replay the busiest stretch of LOG on a run of SCRIPT: its machines are dealt to the replicas, its hours become
     seconds, and each failure kills a replica, or stops it where the log speaks of a hang or of the network. Repairs are
-    not replayed. Judged as by `outlast prove run`. The log stays where it is: none comes with outlast."""
-    from outlast.plan.traces import read_trace
+    not replayed. With --hosts a failure is a host's loss of power, or its hang, and the host is back when its machine
+    was. Judged as by `outlast prove run`. The log stays where it is: none comes with outlast."""
+    from outlast.plan.traces import read_trace, rows_wanted
     from outlast.prove.script_plan import Shape
     from outlast.prove.trace_schedule import Hit, busiest
 
     wanted = script_of(script, None, args or [], "trace", "LOG ")
     check_file(report)
-    found = read_trace(log, preset_name=preset, mapping_path=mapping)
-    stretch = busiest([Hit(failure.down_h, failure.node, failure.kind) for failure in found.failures], hours, strikes)
+    found = read_trace(log, preset_name=preset, mapping_path=mapping, only=rows_wanted(only or []))
+    hits = [Hit(f.down_h, f.node, f.kind, f.up_h if f.repair_known else None) for f in found.failures]
+    stretch = busiest(hits, hours, strikes)
 
     def schedule(shape: Shape) -> str:
         print(
             f"{found.name}: {len(stretch.hits)} of the {stretch.failures} failures in {stretch.hours:g} h from hour "
-            f"{stretch.start_h:.1f} on; {stretch.machines} machines are dealt to {replicas} replicas; a second stands "
-            f"for {stretch.scale(shape.begin_s, shape.length_s):.2f} h",
+            f"{stretch.start_h:.1f} on; {stretch.machines} machines are dealt to "
+            f"{f'{hosts - 1} hosts' if hosts else f'{replicas} replicas'}; a second stands for "
+            f"{stretch.scale(shape.begin_s, shape.length_s):.2f} h",
             file=sys.stderr,
             flush=True,
         )
+        if hosts:
+            return stretch.schedule_of_hosts(hosts, shape.begin_s, shape.length_s)
         return stretch.schedule(replicas, shape.begin_s, shape.length_s)
 
     options = Options(
         script=wanted, faults="", runs=1, minutes=0.0, seed=0, replicas=replicas, spares=spares, schedule="", agents=1,
         exchange="auto", checkpoints=True, config=config, keep=keep, shrink=0, resume=None, planned=schedule,
+        hosts=hosts,
     )  # fmt: skip
     proof = prove(options, quiet=as_json)
     write_page(proof, report)

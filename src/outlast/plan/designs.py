@@ -24,7 +24,7 @@ from .calibration import applied, load
 from .figures import Figure
 from .number_words import duration, significant
 from .plan_report import _STYLE, _table, html_page
-from .traces import FleetFit, Trace, fit_trace, generate, read_trace, statistics, to_csv
+from .traces import FleetFit, Trace, fit_trace, generate, read_trace, rows_wanted, statistics, to_csv
 
 __all__ = ["design", "fit_log", "generate_like", "job_from_options", "write_figures", "write_report"]
 
@@ -111,16 +111,6 @@ def write_report(path: str, plan: Plan, sources: list[str]) -> None:
     _write(path, html_page(plan, sources))
 
 
-def _only(pairs: list[str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for pair in pairs:
-        column, sign, value = pair.partition("=")
-        if not sign:
-            raise ConfigError(f"--only {pair!r} is not COLUMN=VALUE", remedy="for example --only trace=p3")
-        found[column] = (*found.get(column, ()), value)
-    return found
-
-
 def _toml(data: dict[str, Any]) -> str:
     def value(item: Any) -> str:
         if isinstance(item, str):
@@ -169,7 +159,7 @@ def fit_log(
 ) -> Answer:
     """Read, fit, test; optionally write the fitted job and the drawing."""
     count("--nodes", nodes), count("--rounds", rounds)
-    trace = read_trace(log, preset_name=preset, mapping_path=mapping, only=_only(only), nodes=nodes)
+    trace = read_trace(log, preset_name=preset, mapping_path=mapping, only=rows_wanted(only), nodes=nodes)
     fit = fit_trace(trace, seed, rounds=rounds)
     answer = fit_answer(trace, fit, seed=seed, rounds=rounds)
     if job:

@@ -18,8 +18,8 @@ class Surrounding(Protocol):
         """The name of what is struck now; "" if nothing could be, and then it is tried again."""
         ...
 
-    def mend(self, kind: str) -> bool:
-        """Undo a strike of this kind; if it cannot be undone yet, it is tried again."""
+    def mend(self, kind: str, name: str) -> bool:
+        """Undo a strike of this kind at what `strike` named; if it cannot be undone yet, it is tried again."""
         ...
 
 

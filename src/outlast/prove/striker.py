@@ -278,7 +278,7 @@ class Striker:
         if not name:
             return False
         done = StrikeDone(at_s=self._now(), kind=strike.named, role=role, pid=0, name=name, state="")
-        self._struck(done, strike.continue_s, lambda: what.mend(strike.named))
+        self._struck(done, strike.continue_s, lambda: what.mend(strike.named, name))
         return True
 
     def _struck(self, done: StrikeDone, for_s: float | None, undo: Callable[[], bool]) -> None:

@@ -132,6 +132,6 @@ class StruckClock:
             page[:] = struct.pack("@q", round((2.0 * pick - 1.0) * _FARTHEST_S * 1e9))
         return "clock"
 
-    def mend(self, kind: str) -> bool:
+    def mend(self, kind: str, name: str = "clock") -> bool:
         """Back to the true time, which is a jump as well."""
         return bool(self.strike(kind, 0.5))

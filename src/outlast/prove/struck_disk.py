@@ -133,7 +133,7 @@ class StruckDisk:
         }
         return "disk" if acts[kind]() else ""
 
-    def mend(self, kind: str) -> bool:
+    def mend(self, kind: str, name: str = "disk") -> bool:
         """As it was before; False if that has to wait for another strike's end."""
         if kind == "frozen":
             if self._freezer is not None:

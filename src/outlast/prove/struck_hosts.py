@@ -101,10 +101,10 @@ class StruckHosts:
 
     # --- strikes -------------------------------------------------------------------------------------------------
     def strike(self, kind: str, pick: float) -> str:
-        """The host's name; "" if it is down already, or another one in the same way, as one end mends all of a kind.
-        `pick`: which of those that may be struck."""
+        """The host's name; "" if it is down already, or a path that was broken before. `pick`: which of those that may
+        be struck."""
         host = self.picked(pick)
-        if host in self._down or kind in self._down.values():
+        if host in self._down or (kind == "path" and kind in self._down.values()):
             return ""
         if kind == "power":
             self._net.power_off(host)
@@ -120,18 +120,18 @@ class StruckHosts:
         self.struck.add(host)
         return f"h{host}"
 
-    def mend(self, kind: str) -> bool:
-        """Bring back the hosts that are down in this way, all of them."""
-        for host in [host for host, why in self._down.items() if why == kind]:
-            del self._down[host]
-            if kind == "hang":
-                self._net.signal_all(host, signal.SIGCONT)
-            elif kind == "path":
-                self._net.join(host, self._other(host))
-            elif kind in _SHAPES:
-                self._net.unshape(host)
-            else:
-                self._net.mend(host)
+    def mend(self, kind: str, name: str) -> bool:
+        """Bring back the host of this name, which is down in this way."""
+        host = int(name[1:])
+        del self._down[host]
+        if kind == "hang":
+            self._net.signal_all(host, signal.SIGCONT)
+        elif kind == "path":
+            self._net.join(host, self._other(host))
+        elif kind in _SHAPES:
+            self._net.unshape(host)
+        else:
+            self._net.mend(host)
         return True
 
     def look(self) -> None:

@@ -1,13 +1,14 @@
-"""A stretch of a failure log as a schedule of strikes: its machines dealt to replicas, its hours compressed to seconds.
+"""A stretch of a failure log as a schedule of strikes: machines dealt to replicas, or to hosts, hours made to seconds.
 
-What is kept is how failures come: their bursts, their order, who fails again. What is not: repairs, as a replacement
-starts at once on the machine that the replay runs on. The stretch is the busiest of the log. Pure.
+What is kept is how failures come: their bursts, their order, who fails again; of hosts also how long they stay away.
+Repairs of replicas are not kept, as a replacement starts at once on the machine that the replay runs on. The stretch is
+the busiest of the log. Pure.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from outlast.errors import ConfigError
@@ -17,12 +18,17 @@ __all__ = ["Hit", "Stretch", "busiest"]
 _SILENT = ("hang", "nccl", "timeout", "watchdog", "stall", "network", "link", "switch", "cable", "nic")
 
 
+_SHORTEST_S = 0.2  # that a host is away: a machine that is back within a minute of the log has failed all the same
+
+
 class Hit(NamedTuple):
-    """A failure of the log: hours since its start, the machine, and what the log says of it."""
+    """A failure of the log: hours since its start, the machine, what the log says of it, and when the machine was back;
+    None: not in the log."""
 
     at_h: float
     node: str
     kind: str
+    up_h: float | None = None
 
 
 class Stretch(NamedTuple):
@@ -37,20 +43,50 @@ class Stretch(NamedTuple):
 
     def schedule(self, replicas: int, begin_s: float, length_s: float) -> str:
         """For `outlast prove run --schedule`: the first failure soon after training begins, the last before it ends."""
-        room_s = max(0.1, 0.9 * (length_s - begin_s))
-        nodes = sorted({hit.node for hit in self.hits})
         rows, last_s = [], 0.0
-        for hit in self.hits:
-            at_s = begin_s + (hit.at_h - self.start_h) / self.hours * room_s
-            kind = "stop" if any(word in hit.kind.lower() for word in _SILENT) else "kill"
-            pick = (nodes.index(hit.node) % replicas + 0.5) / replicas
-            rows.append(f"{round(max(0.0, at_s - last_s), 3):g}:{kind}:replica:{round(pick, 3):g}")
+        for hit, at_s, place in self._dealt(replicas, begin_s, length_s):
+            kind = "stop" if _is_silent(hit) else "kill"
+            rows.append(_item(at_s - last_s, kind, "replica", place, replicas))
             last_s = max(last_s, at_s)
         return ",".join(rows)
+
+    def schedule_of_hosts(self, hosts: int, begin_s: float, length_s: float) -> str:
+        """As `schedule`, of whole hosts: all but the first of `hosts`, each away for as long as its machine was, to the
+        end where the log does not say when it was back. What fails on a host that is away is left out."""
+        away_until: dict[int, float] = {}
+        rows, last_s = [], 0.0
+        for hit, at_s, place in self._dealt(hosts - 1, begin_s, length_s):
+            if at_s < away_until.get(place, 0.0):
+                continue
+            hours = hit.up_h - hit.at_h if hit.up_h is not None else self.hours
+            for_s = max(_SHORTEST_S, hours / self.scale(begin_s, length_s))
+            kind = f"{'hang' if _is_silent(hit) else 'power'}~{round(for_s, 3):g}"
+            rows.append(_item(at_s - last_s, kind, "host", place, hosts - 1))
+            away_until[place], last_s = at_s + for_s, max(last_s, at_s)
+        return ",".join(rows)
+
+    def _dealt(self, among: int, begin_s: float, length_s: float) -> Iterator[tuple[Hit, float, int]]:
+        """Each failure, when in the replay, and to which of so many it falls: always the same one for a machine."""
+        nodes = sorted({hit.node for hit in self.hits})
+        for hit in self.hits:
+            yield (
+                hit,
+                begin_s + (hit.at_h - self.start_h) / self.scale(begin_s, length_s),
+                nodes.index(hit.node) % among,
+            )
 
     def scale(self, begin_s: float, length_s: float) -> float:
         """Hours of the log that a second of the replay stands for."""
         return self.hours / max(0.1, 0.9 * (length_s - begin_s))
+
+
+def _is_silent(hit: Hit) -> bool:
+    return any(word in hit.kind.lower() for word in _SILENT)
+
+
+def _item(wait_s: float, kind: str, role: str, place: int, among: int) -> str:
+    """As `read_schedule` has it."""
+    return f"{round(max(0.0, wait_s), 3):g}:{kind}:{role}:{round((place + 0.5) / among, 3):g}"
 
 
 def busiest(hits: Sequence[Hit], hours: float, most: int) -> Stretch:

@@ -7,11 +7,11 @@ Read first: `_mapping.py` (how columns are read), then `_fit.py` and `_generate.
 from ._fit import FleetFit, Statistics, fit_trace, fleet_intervals, statistics
 from ._generate import Check, generate, generate_poisson, predictive_check, to_csv
 from ._mapping import PRESETS, Mapping, load_mapping, preset
-from ._read import JournalReader, read_trace, trace_from_events, trace_from_journal
+from ._read import JournalReader, read_trace, rows_wanted, trace_from_events, trace_from_journal
 from ._records import Failure, Trace, TraceProblem
 
 __all__ = [
     "PRESETS", "Check", "Failure", "FleetFit", "JournalReader", "Mapping", "TraceProblem", "Statistics", "Trace",
     "fit_trace", "fleet_intervals", "generate", "generate_poisson", "load_mapping", "predictive_check", "preset",
-    "read_trace", "statistics", "to_csv", "trace_from_events", "trace_from_journal",
+    "read_trace", "rows_wanted", "statistics", "to_csv", "trace_from_events", "trace_from_journal",
 ]  # fmt: skip

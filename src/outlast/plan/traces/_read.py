@@ -5,7 +5,7 @@ Invariant: rows read = used + skipped + problems. A log with more problems than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from ._mapping import Mapping, load_mapping, preset
 from ._parse import Parsed, expand_nodes, parse
 from ._records import Failure, RawEvent, Trace, TraceProblem
 
-__all__ = ["JournalReader", "read_trace", "trace_from_events", "trace_from_journal"]
+__all__ = ["JournalReader", "read_trace", "rows_wanted", "trace_from_events", "trace_from_journal"]
 
 
 class JournalReader(Protocol):
@@ -26,6 +26,17 @@ class JournalReader(Protocol):
     def span_s(self) -> float: ...
 
     def num_hosts(self) -> int: ...
+
+
+def rows_wanted(pairs: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """What `--only COLUMN=VALUE`, given several times, keeps: values by column. ConfigError for what is no such pair."""
+    found: dict[str, tuple[str, ...]] = {}
+    for pair in pairs:
+        column, sign, value = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"--only {pair!r} is not COLUMN=VALUE", remedy="for example --only trace=p3")
+        found[column] = (*found.get(column, ()), value)
+    return found
 
 
 def read_trace(
