@@ -11,6 +11,7 @@ import pytest
 from outlast.core.protocol import Member, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.step.catching_up import SILENT_S, CatchingUp, counts, tiled, unsaid_s
+from outlast.core.protocol.step.loop_copies import LoopCopies
 from outlast.errors import ViewAbandoned
 
 GRACE_S = 2.0
@@ -210,3 +211,17 @@ def test_what_is_sent_before_its_serving_is_told_outlives_the_one_that_is_called
 
 def test_nobody_s_stream_is_waited_for() -> None:
     assert unsaid_s([], VIEW, 10.0, 0.0) == 0.0
+
+
+def test_of_which_steps_a_member_keeps_what_the_loops_made_of_their_state() -> None:
+    copies = LoopCopies()
+    copies.flushed()
+    assert copies.decided(3, feeding=False), "who was still catching up as the view began may lack its first step"
+    assert copies.step == 3
+    assert not copies.decided(4, feeding=False), "and two would be too many"
+    assert copies.step is None
+    assert copies.decided(5, feeding=True)
+    copies.flushed()
+    copies.flushed()  # a view in which nothing was committed
+    assert copies.decided(6, feeding=False)
+    assert not copies.decided(7, feeding=False)

@@ -41,7 +41,7 @@ CAUGHT = {
     "hosts-not-recalled": 291, "first-serving-kept": 10341, "begun-from-nothing": 171, "gaps-skipped": 35,
     "idle-unawaited": 436, "output-reused": 335, "share-kept": 242, "shares-lost-in-differences": 220,
     "answers-by-clock": 146, "late-writes-done": 194, "held-states-unseen": 2344,
-    "stop-of-its-own": 126, "stop-unawaited": 126,
+    "copies-of-fed-steps-alone": 55, "stop-of-its-own": 126, "stop-unawaited": 126,
 }  # fmt: skip
 """Where the first catch was last seen, to be looked at first. Any schedule below the limit will do."""
 

@@ -125,6 +125,21 @@ def test_a_joiner_goes_on_as_the_loop_does(fleet: Callable[..., Any], habit: str
 
 
 @pytest.mark.campaign
+def test_three_that_come_at_once_have_what_the_loop_made(fleet: Callable[..., Any]) -> None:
+    """The first is let in while the others still catch up: these lack a step as they come, and are handed it. Before,
+    they had an average of steps before, and were replaced, or nobody could tell who was right."""
+    run = fleet(script=script("average"), replicas=4, steps=240, gates=(4, *range(10, 230, 5)), max_restarts=3)
+    run.until("training", lambda: run.driven.members != [])
+    for slot in (1, 2, 3):
+        run.strike(run.pid(f"r{slot}.1"))
+    run.gate(4, "they were gone", lambda: all(run.exited(f"r{slot}.1") for slot in (1, 2, 3)))
+    run.step_on("their successors were members", lambda: len(run.driven.members) == 4)
+    run.open_gates()
+    assert_as_alone(run, "average", 240)
+    assert set(run.results()) == {"r0.1", "r1.2", "r2.2", "r3.2"}
+
+
+@pytest.mark.campaign
 def test_a_replica_that_dies_in_an_evaluation_changes_no_number(fleet: Callable[..., Any]) -> None:
     """All three are inside it, each in its own batches, when one is killed; its successor joins."""
     run = fleet(script=script("evaluates"), replicas=3, steps=24, gates=(1005, 7, 8), max_restarts=1)

@@ -29,7 +29,7 @@ class JournalReader(Protocol):
 
 
 def rows_wanted(pairs: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What `--only COLUMN=VALUE`, given several times, keeps: values by column. ConfigError for what is no such pair."""
+    """What `--only COLUMN=VALUE`, given several times, keeps: values by column. ConfigError for no such pair."""
     found: dict[str, tuple[str, ...]] = {}
     for pair in pairs:
         column, sign, value = pair.partition("=")

@@ -10,6 +10,7 @@ from outlast.core.protocol import HandOver, Member
 from outlast.core.protocol.step.catching_up import CatchingUp, JoinerPort
 from outlast.core.protocol.step.effects import Course, Seat
 from outlast.core.protocol.step.forming import RollFacts
+from outlast.core.protocol.step.loop_copies import LoopCopies
 from outlast.core.protocol.step.verdict import StepEvidence
 from outlast.prove.adversary._broken_steps import unacted
 from outlast.prove.adversary._guards import SimulatedGuards
@@ -78,6 +79,18 @@ class OutcomeUntaken(Variant):
         return unacted(super().hand_over(seat, todo), "take")
 
 
+class _FedAlone(LoopCopies):
+    def flushed(self) -> None:
+        """Who was still catching up is forgotten."""
+
+
+class CopiesOfFedStepsAlone(Variant):
+    """What the loops made of their state is kept of steps that somebody is fed, and of no other."""
+
+    def copies(self) -> LoopCopies:
+        return _FedAlone()
+
+
 class BegunFromNothing(Variant):
     """A fleet that begins again does not look for a generation."""
 
@@ -90,6 +103,7 @@ class BegunFromNothing(Variant):
 JOINS_BROKEN: dict[str, tuple[type[Variant], int]] = {
     "outcome-untaken": (OutcomeUntaken, 2000),
     "begun-from-nothing": (BegunFromNothing, 2000),
+    "copies-of-fed-steps-alone": (CopiesOfFedStepsAlone, 2000),
     "gaps-skipped": (GapsSkipped, 2000),
     "late-unsaid": (LateUnsaid, 2000),
     "first-serving-kept": (FirstServingKept, 20000),

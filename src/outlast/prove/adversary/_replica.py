@@ -178,6 +178,7 @@ class SimulatedReplica(SimulatedSeat):
 
     def formed(self, view: View) -> None:
         self._compared, self._at_boundary = view.start, -1
+        self.spare.came_in = False
         self.member.held_back = view.held or self._waits_for_rows(view)
         self.say(m.Formed(member=self.name, view=view.id, step=self.member.committed))
         self.donor.formed(view)
@@ -202,7 +203,7 @@ class SimulatedReplica(SimulatedSeat):
         mesh = self.in_view()
         outcome = self.world.variant.handed(self.out, self.norm)
         for name in todo.behind:
-            mesh.send(name, (_OUTCOME, todo.step, 0), outcome)
+            mesh.send(name, (_OUTCOME, todo.step, 0), (outcome, self.donor.copies.step == todo.step))
         self.world.point("handover", self)
 
     def _take(self, todo: HandOver) -> bool:
@@ -211,10 +212,13 @@ class SimulatedReplica(SimulatedSeat):
             mesh, key = self.in_view(), (_OUTCOME, todo.step, 0)
             self._awaited = (key,)
             if got := mesh.buffers.get(key):
-                self.occupy(self.world.scenario.optimizer_s, self._taken, got[todo.donor])
+                self.occupy(self.world.scenario.optimizer_s, self._taken, *got[todo.donor])
         return self._handed
 
-    def _taken(self, outcome: algebra.Outcome) -> None:
+    def _taken(self, outcome: algebra.Outcome, with_copy: bool) -> None:
+        if self.spare.came_in and not with_copy:
+            what = f"{self.name}, which came in by replaying, was handed step {self.member.committed} alone"
+            self.world.oracle.violated("Bits", f"{what}, without what the loops had made of their state")
         self.apply(outcome)
         self._handed = True
         self.world.oracle.applied(self, "hand-over", self.member.committed + 1)

@@ -70,6 +70,7 @@ class SimulatedJoiner:
         self.owner, self.loaded = owner, False
         self.serving: ServeId = (0, 0)
         self.course = owner.world.variant.joiner(owner.member, nullcontext(), self, owner.world.scenario.grace_s)
+        self.came_in = False  # by replaying, with a loop that has yet to go through a step
         self.kept: algebra.Outcome | None = None  # the newest outcome, while the roll is called before it is applied
         self._newest: ServeId = (0, 0)
         self._streams: dict[int, _Stream] = {}
@@ -138,6 +139,7 @@ class SimulatedJoiner:
     def load(self) -> int:
         portion = self._portions()[0]
         self.owner.state, self.loaded = portion.state, True
+        self.came_in = True
         self.owner.sums.clear()
         self._shares = [row for row in self._shares if row[0] != self.serving]
         self._outcomes = {step: kept for step, kept in self._outcomes.items() if step >= portion.step}

@@ -18,6 +18,7 @@ from outlast.core.protocol.step.effects import Course, Seat
 from outlast.core.protocol.step.exchange_order import ExchangeOrder, ExchangeStages
 from outlast.core.protocol.step.forming import RollFacts, form, hand_over, take_orders
 from outlast.core.protocol.step.host_order import HostOrder, HostStages
+from outlast.core.protocol.step.loop_copies import LoopCopies
 from outlast.core.protocol.step.verdict import StepEvidence, StepGuards, checked
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._guards import SimulatedGuards
@@ -46,6 +47,9 @@ class Variant:
 
     def coordinator(self, settings: Settings, epoch: int, record: m.FleetRecord | None) -> Coordinator:
         return Coordinator(settings, epoch, record)
+
+    def copies(self) -> LoopCopies:
+        return LoopCopies()
 
     def storing(self, key: str, value: Any, claim_key: str, claim: Any) -> Storing:
         """How a record comes into a store that several hosts share."""

@@ -14,6 +14,7 @@ import msgspec
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import Member, Order, ServeId, View
+from outlast.core.protocol.step.loop_copies import LoopCopies
 from outlast.runtime.joining._feeds import Flushed, Share, Stream
 from outlast.runtime.training.frozen import OutcomeShare
 from outlast.runtime.transport.endpoints import lane_address
@@ -36,6 +37,7 @@ class LaneDonor:
     def __init__(self, env: Environment, engine: Engine, enter: Callable[..., None]) -> None:
         self.env, self.engine, self.enter = env, engine, enter
         self.streams: dict[str, Stream] = {}
+        self._copies = LoopCopies()
 
     def _stream(self, joiner: str, address: str, serve: ServeId = (0, 0)) -> Stream:
         if joiner not in self.streams:
@@ -58,14 +60,14 @@ class LaneDonor:
         """My slices of a decided outcome to every joiner that I serve."""
         live = {name: stream for name, stream in self.streams.items() if not stream.broken}
         self.streams = live
+        lived = self.engine.loop.keep(meta.step if self._copies.decided(meta.step, feeding=bool(live)) else None)
         if not live:
             return
         self.enter(Phase.SERVE_STREAM)
         slices = [(b.index, *b.slices(order.count)[order.index]) for b in self.engine.layout.buckets]
         outcome, payload = self.engine.portion(meta, slices, whole=False)
         outcome = msgspec.structs.replace(outcome, last=order.last)
-        lived = self.engine.loop.copy(meta.step)  # all keep it: who is first now may be gone with the view
-        if order.index == 0:
+        if order.index == 0 and lived is not None:
             outcome = _with_lived(outcome, payload, lived)
         for stream in live.values():
             stream.put(outcome, payload)
@@ -83,7 +85,8 @@ class LaneDonor:
                 stream.put(outcome, payload)
 
     def flush_for(self, view: View) -> None:
-        """Nothing of the old view follows; who is a member now is fed no more."""
+        """Nothing of the old view follows; who is a member now is fed no more, nor is who was still catching up."""
+        self._copies.flushed()
         for name, stream in list(self.streams.items()):
             if name in view.members or name in view.attached:
                 stream.put(Flushed(view.id))

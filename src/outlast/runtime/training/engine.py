@@ -300,7 +300,7 @@ class Engine(Microbatches):
             self.stop_after(meta.step + 1, meta.stop)
             self.meta = self.late = meta
             self.loop.write(meta.settings, but_groups=True)
-            self._lived, self._settled = self.loop.copy(meta.step), self.loop.read()
+            self._lived, self._settled = self.loop.keep(meta.step), self.loop.read()
 
     def took(self) -> None:
         """The state was loaded: nothing of before counts."""

@@ -43,7 +43,7 @@ class LoopState:
         self.state = state
         self.step, self.settings = -1, b""  # of the step whose inner loop has begun
         self.remembered: dict[str, int] = {}  # a fingerprint of each registered part, at some of these steps
-        self.kept: Lived | None = None  # the newest copy that was fed to anybody
+        self.kept: Lived | None = None  # of the newest step, where it is fed to anybody or somebody may lack it
         self._read = b"", b""  # what was found last, as it stood there, and as settings: the same twice a step
         self._modules = list(state.model.modules())
         self._known = {id(param) for param in state.params}
@@ -165,9 +165,9 @@ class LoopState:
         now = zip(self.state.names, self.state.params, self._versions, strict=True)
         return {name: param.detach() for name, param, version in now if param._version != version}
 
-    def copy(self, step: int) -> Lived:
-        """What the loop has made of its state by the inner loop of `step`."""
-        self.kept = Lived(step, *self._copied(self.written()))
+    def keep(self, step: int | None) -> Lived | None:
+        """A copy of what the loop has made of its state by the inner loop of `step`; None: forget the one before."""
+        self.kept = Lived(step, *self._copied(self.written())) if step is not None else None
         return self.kept
 
     def _copied(self, written: dict[str, Tensor]) -> tuple[bytes, Tensor]:

@@ -1,0 +1,31 @@
+"""Of which step a member keeps what the loops had made of their state (protocol, 41): registered parts, and parameters
+that the loop wrote.
+
+A joiner is fed it with each outcome. Who may be *handed* an outcome needs it as well, and then it is too late to make
+it: the loops have gone on. That is who was fed when the view ended in which the outcome was decided, and who was still
+catching up as a view began: nobody feeds that one from there on, and it comes into the next view a step behind. Two
+steps behind it would be stale. So of a view's first step every member keeps a copy, and of later ones only what it
+feeds.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LoopCopies"]
+
+
+class LoopCopies:
+    """What one member keeps. `step`: of which its copy is; None: of none."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self._first = False
+
+    def flushed(self) -> None:
+        """A view begins, and who is not in it is fed no more."""
+        self._first = True
+
+    def decided(self, step: int, *, feeding: bool) -> bool:
+        """Whether a copy is to be made now, before the step is applied. `feeding`: somebody is fed its outcome."""
+        first, self._first = self._first, False
+        self.step = step if first or feeding else None
+        return self.step is not None
