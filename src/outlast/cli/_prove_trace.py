@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from outlast.cli._prove_report import exit_code, print_report, write_page
 from outlast.cli._prove_run import Options, check_file, prove, script_of
+
+if TYPE_CHECKING:
+    from outlast.prove.script_plan import Shape
+    from outlast.prove.trace_schedule import Stretch
 
 __all__ = ["trace"]
 
@@ -40,7 +44,6 @@ def trace(
     not replayed. With --hosts a failure is a host's loss of power, or its hang, and the host is back when its machine
     was. Judged as by `outlast prove run`. The log stays where it is: none comes with outlast."""
     from outlast.plan.traces import read_trace, rows_wanted
-    from outlast.prove.script_plan import Shape
     from outlast.prove.trace_schedule import Hit, busiest
 
     wanted = script_of(script, None, args or [], "trace", "LOG ")
@@ -50,14 +53,8 @@ def trace(
     stretch = busiest(hits, hours, strikes)
 
     def schedule(shape: Shape) -> str:
-        print(
-            f"{found.name}: {len(stretch.hits)} of the {stretch.failures} failures in {stretch.hours:g} h from hour "
-            f"{stretch.start_h:.1f} on; {stretch.machines} machines are dealt to "
-            f"{f'{hosts - 1} hosts' if hosts else f'{replicas} replicas'}; a second stands for "
-            f"{stretch.scale(shape.begin_s, shape.length_s):.2f} h",
-            file=sys.stderr,
-            flush=True,
-        )
+        among = f"{hosts - 1} hosts" if hosts else f"{replicas} replicas"
+        print(f"{found.name}: {_told(stretch, shape, among)}", file=sys.stderr, flush=True)
         if hosts:
             return stretch.schedule_of_hosts(hosts, shape.begin_s, shape.length_s)
         return stretch.schedule(replicas, shape.begin_s, shape.length_s)
@@ -74,3 +71,11 @@ def trace(
     else:
         print_report(proof)
     return exit_code(proof, strict=False)
+
+
+def _told(stretch: Stretch, shape: Shape, among: str) -> str:
+    return (
+        f"{len(stretch.hits)} of the {stretch.failures} failures in {stretch.hours:g} h from hour "
+        f"{stretch.start_h:.1f} on; {stretch.machines} machines are dealt to {among}; a second stands for "
+        f"{stretch.scale(shape.begin_s, shape.length_s):.2f} h"
+    )
