@@ -55,9 +55,8 @@ def trace(
     def schedule(shape: Shape) -> str:
         among = f"{hosts - 1} hosts" if hosts else f"{replicas} replicas"
         print(f"{found.name}: {_told(stretch, shape, among)}", file=sys.stderr, flush=True)
-        if hosts:
-            return stretch.schedule_of_hosts(hosts, shape.begin_s, shape.length_s)
-        return stretch.schedule(replicas, shape.begin_s, shape.length_s)
+        dealt = (hosts, stretch.schedule_of_hosts) if hosts else (replicas, stretch.schedule)
+        return dealt[1](dealt[0], shape.begin_s, shape.length_s)
 
     options = Options(
         script=wanted, faults="", runs=1, minutes=0.0, seed=0, replicas=replicas, spares=spares, schedule="", agents=1,

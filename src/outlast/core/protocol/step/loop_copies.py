@@ -1,5 +1,5 @@
-"""Of which step a member keeps what the loops had made of their state (protocol, 41): registered parts, and parameters
-that the loop wrote.
+"""Copies that a member keeps of what the loops had made of their state by a step (protocol, 41): registered parts, and
+parameters that the loop wrote.
 
 A joiner is fed it with each outcome. Who may be *handed* an outcome needs it as well, and then it is too late to make
 it: the loops have gone on. That is who was fed when the view ended in which the outcome was decided, and who was still
