@@ -1,59 +1,153 @@
-"""How long a run is followed: on a clock of the test's own, a tenth of a second a look, a step each so many looks."""
+"""How long a run is followed: on a clock of the test's own, a tenth of a second a look, by what its processes are said
+to do."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from outlast.core import events as ev
 from outlast.errors import ProveError
-from outlast.prove import _drive
 from outlast.prove._drive import Driven
+from outlast.prove._patience import Wait
+from outlast.prove._process_tree import Running
+
+HANG_S = 40.0
+ONE = Running(pid=os.getpid(), name="r0.1", born="7")
 
 
 class Paced(Driven):
-    """A run whose `steps` steps take `step_s` each; after them it goes on for ever, or ends."""
+    """A run that has taken `steps` steps, `step_s` each, and then goes on for ever, or ends. `works`, `queues`: shares
+    of a processor that its only process has, and waits for, at a time; `writes`: what it says each minute."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float, steps: int, ends: bool) -> None:
+    def __init__(
+        self, step_s: float, steps: int, ends: bool = False, works: Callable[[float], float] = lambda now_s: 0.0,
+        queues: float = 0.0, writes: ev.AnyEvent | None = None,
+    ) -> None:  # fmt: skip
         self.run_dir, self.events = Path("somewhere"), []
-        self._now, self._step_s, self._steps, self._ends = 0.0, step_s, steps, ends
+        self.now_s, self._step_s, self._steps, self._ends = 0.0, step_s, steps, ends
+        self._works, self._queues, self._writes = works, queues, writes
+        self._worked_s, self._wrote_s, self._done = 0.0, 0.0, -1
         self.process = type("Ended", (), {"returncode": 0})()  # type: ignore[assignment]
-        monkeypatch.setattr(_drive.time, "monotonic", lambda: self._now)
+        self.clock = lambda: self.now_s  # type: ignore[method-assign]
+        self.read = lambda running: (self._worked_s, self._queues * self.now_s)  # type: ignore[method-assign]
 
     def wait(self, seconds: float) -> bool:
-        self._now += 0.1
-        return self._ends and self._now > self._step_s * self._steps + 1.0
+        self.now_s += 0.1
+        self._worked_s += 0.1 * self._works(self.now_s)
+        return self._ends and self.now_s > self._step_s * self._steps + 1.0
+
+    def alive(self) -> Iterator[Running]:
+        yield ONE
 
     def poll(self) -> list[ev.AnyEvent]:
-        done = min(int(self._now / self._step_s), self._steps) - 1
-        if done <= self.step:
-            return [ev.Notice(at_s=self._now, level="info", text="nothing new")]
-        told = ev.ProgressMade(at_s=self._now, view=[1, 1], stable=done, losses=[(done, 1.0)], step_s=self._step_s)
-        self.events.append(told)
-        return [told]
+        told: list[ev.AnyEvent] = []
+        done = min(int(self.now_s / self._step_s), self._steps) - 1
+        if done > self._done:
+            self._done = done
+            told = [ev.ProgressMade(at_s=self.now_s, view=[1, 1], stable=done, losses=[(done, 1.0)], step_s=1.0)]
+        elif self.now_s % 10.0 < 0.1:
+            told = [ev.Notice(at_s=self.now_s, level="info", text="nothing new")]
+        elif self._writes is not None and self.now_s >= self._wrote_s + 60.0:
+            self._wrote_s = self.now_s
+            told = [self._writes]
+        self.events += told
+        return told
 
 
 def nothing() -> None:
     """Nobody watches."""
 
 
-def test_a_slow_run_is_followed_for_as_long_as_it_makes_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Paced(monkeypatch, step_s=8.0, steps=50, ends=True).finish(10.0, nothing, renewed=True) == 0
-    run = Paced(monkeypatch, step_s=8.0, steps=50, ends=True)
-    run.until("the moment", lambda: run.step >= 40, 10.0, nothing, renewed=True)
-    with pytest.raises(ProveError, match="within 10 s"):
-        Paced(monkeypatch, step_s=8.0, steps=50, ends=True).finish(10.0, nothing)
+def test_a_slow_run_is_followed_for_as_long_as_it_makes_steps() -> None:
+    assert Paced(step_s=30.0, steps=50, ends=True).finish(HANG_S, nothing) == 0
+    run = Paced(step_s=30.0, steps=50, ends=True)
+    run.until("the moment", lambda: run.step >= 40, HANG_S, nothing)
 
 
-def test_a_run_that_makes_no_step_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    stuck = Paced(monkeypatch, step_s=1.0, steps=5, ends=False)
-    with pytest.raises(ProveError, match="within 10 s after step 4"):
-        stuck.finish(10.0, nothing, renewed=True)
-    assert 14.0 < stuck._now < 16.0
-    stuck = Paced(monkeypatch, step_s=1.0, steps=5, ends=False)
-    with pytest.raises(ProveError, match="the moment did not happen within 10 s"):
-        stuck.until("the moment", lambda: stuck.step >= 9, 10.0, nothing, renewed=True)
-    never = Paced(monkeypatch, step_s=100.0, steps=5, ends=False)
-    with pytest.raises(ProveError, match="within 10 s"):
-        never.finish(10.0, nothing, renewed=True)
+@pytest.mark.parametrize(
+    ("works", "queues", "longest_s"),
+    [(0.06, 0.0, 4 * HANG_S), (0.0, 0.6, 16 * HANG_S), (0.06, 0.6, 64 * HANG_S)],
+    ids=["works", "waits for a processor", "both"],
+)
+def test_a_run_that_shows_nothing_but_works_is_waited_for(works: float, queues: float, longest_s: float) -> None:
+    slow = Paced(step_s=longest_s - 5.0, steps=2, ends=True, works=lambda now_s: works, queues=queues)
+    assert slow.finish(HANG_S, nothing) == 0
+    late = Paced(step_s=longest_s - 5.0, steps=2, works=lambda now_s: works, queues=queues)
+    late.until("its first step", lambda: late.step == 0, HANG_S, nothing)
+    for_ever = Paced(step_s=longest_s + 5.0, steps=2, ends=True, works=lambda now_s: works, queues=queues)
+    with pytest.raises(ProveError, match=r"its processes (worked|waited)"):
+        for_ever.finish(HANG_S, nothing)
+    assert longest_s < for_ever.now_s < longest_s + 1.0
+
+
+def test_a_run_that_hangs_is_given_up_soon_with_what_was_seen_last() -> None:
+    stuck = Paced(step_s=1.0, steps=5, works=lambda now_s: float(now_s < 5.0))
+    with pytest.raises(ProveError) as said:
+        stuck.finish(HANG_S, nothing)
+    assert 5.0 + HANG_S < stuck.now_s < 5.0 + HANG_S + 1.0
+    for word in (
+        "the run did not end: no step for 40 s, the newest is 4",
+        "its journal's newest is progress, 40 s old",
+        "its processes did nothing",
+        "in the last 10 s: r0.1 gone 0.0 s",
+        "logs under somewhere",
+    ):
+        assert word in str(said.value)
+    never = Paced(step_s=1e6, steps=5)
+    with pytest.raises(ProveError, match="the moment did not happen: no step for 40 s, none was made before; nothing"):
+        never.until("the moment", lambda: never.step >= 0, HANG_S, nothing)
+
+
+def test_what_it_did_before_the_wait_and_what_it_merely_remarks_count_for_nothing() -> None:
+    idle = Paced(step_s=1e6, steps=1)
+    idle._worked_s = 1000.0  # since its birth
+    with pytest.raises(ProveError, match="did nothing"):
+        idle.finish(15.0, nothing)
+    assert idle.now_s < 16.0
+
+
+def test_what_is_written_to_the_journal_counts_as_work_but_not_for_ever() -> None:
+    told = ev.ReplicaStarted(at_s=0.0, replica="r0.2", agent="a0", pid=1)
+    often = Paced(step_s=1e6, steps=1, writes=told)
+    often._wrote_s = -25.0  # at 35 s, just before it would be given up
+    with pytest.raises(ProveError, match=r"replica_started, 1[01] s old"):
+        often.finish(HANG_S, nothing)
+    assert 45.0 < often.now_s < 46.0
+    crashing = Wait(HANG_S, 0.0, -1, [ONE], read=lambda running: (0.0, 0.0))
+    given_up = next(now_s for now_s in range(1000) if crashing.look(float(now_s), [told], [ONE]))
+    assert given_up == 4 * HANG_S + 1
+
+
+def test_a_wait_that_steps_do_not_renew_ends_however_many_there_are() -> None:
+    endless = Paced(step_s=1.0, steps=100_000, works=lambda now_s: 1.0)
+    with pytest.raises(ProveError, match="it was awaited for 160 s, the newest is 159"):
+        endless.until("what never comes", lambda: False, HANG_S, nothing, renewed=False)
+    assert endless.now_s < 4 * HANG_S + 1.0
+
+
+def test_agents_that_others_started_are_seen_as_the_runs(tmp_path: Path) -> None:
+    """Of a run on several hosts: the processes of an agent that the run's own launcher did not start."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    rank = "import sys; sys.stdin.read()"
+    agent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}], stdout=open(sys.argv[1], 'w'))"
+    command = [sys.executable, "-c", agent, str(logs / "r1.1.log")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE)
+    run = Paced(step_s=1.0, steps=1)
+    run.process, run.other_agents = subprocess.Popen(["true"]), {}
+    run.process.wait()
+    try:
+        assert list(Driven.alive(run)) == []
+        run.other_agents = {1: other}
+        seen: list[str] = []
+        while "r1.1" not in seen:
+            assert other.poll() is None
+            seen = [running.name for running in Driven.alive(run)]
+    finally:
+        other.communicate()

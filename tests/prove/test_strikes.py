@@ -14,8 +14,8 @@ import pytest
 
 from outlast.cli import main
 from outlast.core import events as ev
-from outlast.prove import _patience
 from outlast.prove._commit_log import Commit, CommitLog, StepWriter
+from outlast.prove._patience import Patience
 from outlast.prove._process_tree import Running, left_behind, processes, queued_s, send, state_of
 from outlast.prove._strike_numbers import _lost_steps, number_findings
 from outlast.prove.strike_findings import Undisturbed, Watched, judge
@@ -290,12 +290,11 @@ def test_a_step_that_only_the_dead_had_committed_may_be_in_no_line_of_the_log() 
         assert found == (set() if right else {"status: age"})
 
 
-def test_who_works_or_waits_for_a_processor_does_not_hang_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_works_or_waits_for_a_processor_does_not_hang_yet() -> None:
     """On a machine where starting a process took minutes, a fleet that was still starting was called hung."""
     sums = {"worked": 0.0, "queued": 0.0}
-    monkeypatch.setattr(_patience, "processor_s", lambda seen: sums["worked"])
-    monkeypatch.setattr(_patience, "queued_s", lambda seen: sums["queued"])
-    patience, one = _patience.Patience(30.0), Running(pid=1, name="r0.1", born="7")
+    patience = Patience(30.0, lambda seen: (sums["worked"], sums["queued"]))
+    one = Running(pid=1, name="r0.1", born="7")
     given = []
     for now_s, worked, queued in ((11.0, 0, 0), (22.0, 1, 0), (33.0, 2, 9), (44.0, 2, 18), (55.0, 2, 18)):
         sums |= {"worked": worked, "queued": queued}

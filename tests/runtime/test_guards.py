@@ -39,7 +39,7 @@ class Guarded:
             if value is not True:
                 words.append(json.dumps(value) if isinstance(value, dict) else str(value))
         with Driven(base / "run", ["--config", str(config)], words, faults, flips=flips) as driven:
-            self.code = driven.finish(PATIENCE_S, lambda: None, renewed=True)  # thousands of steps may take longer
+            self.code = driven.finish(PATIENCE_S, lambda: None)  # thousands of steps may take longer
             self.events = driven.events
         self.results = {p.stem: json.loads(p.read_text()) for p in base.glob("*.json")}
         logs = sorted((base / "run" / "logs").glob("*.log"))

@@ -74,7 +74,7 @@ def _measured(where: Path, kills: int, *, quiet: bool) -> list[Any]:
             return sum(isinstance(event, kind) for event in driven.events)
 
         def await_(what: str, test: Any) -> None:
-            driven.until(what, test, 120.0, lambda: None)
+            driven.until(what, test, 60.0, lambda: None, renewed=False)  # its steps do not end
 
         def pids() -> dict[str, int]:
             live = {e.replica: e.pid for e in driven.events if isinstance(e, ev.ReplicaStarted)}

@@ -19,11 +19,11 @@ from outlast.core import events as ev
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
 from outlast.prove._generations import SAVED, wrong_generation
+from outlast.prove._patience import HANG_S
 from outlast.prove._trials import MICROBATCHES, STEPS, Gate, Trial, trial_of
 
 __all__ = ["Campaign", "Result"]
 
-_PATIENCE_S = 180.0
 _QUICK = {"restart_backoff_s": 0.0, "heartbeat_s": 0.2, "outside_s": 6.0, "formation_s": 3.0}
 _HARMLESS = ("finished", "left")
 
@@ -64,9 +64,9 @@ class Campaign:
         with _fleet(folder, trial) as (driven, gates):
             try:
                 for gate in trial.gates:
-                    driven.until(f"{gate.replica} {gate.what}", _reached(driven, gate), _PATIENCE_S, lambda: None)
+                    driven.until(f"{gate.replica} {gate.what}", _reached(driven, gate), HANG_S, lambda: None)
                     gates.pop(gate.step).close()
-                code = driven.finish(_PATIENCE_S, lambda: None)
+                code = driven.finish(HANG_S, lambda: None)
                 verdict, detail = _judge(trial, driven, code, folder, wanted)
             except ProveError as error:
                 verdict, detail = "failed", error.message
@@ -96,7 +96,7 @@ class Campaign:
                 checkpoint_every=3,
             )
             with _fleet(folder, alone) as (driven, _):
-                if driven.finish(_PATIENCE_S, lambda: None) != 0:
+                if driven.finish(HANG_S, lambda: None) != 0:
                     raise ProveError("the undisturbed run failed", remedy=f"logs under {driven.run_dir}")
             (self._wanted[dtype],) = _found(folder).values()
         return self._wanted[dtype]

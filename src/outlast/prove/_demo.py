@@ -18,11 +18,10 @@ import msgspec
 from outlast.core import events as ev
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
+from outlast.prove._patience import HANG_S
 from outlast.runtime.settings.fault_points import Fault
 
-__all__ = ["PATIENCE_S", "Demo", "DemoVerdict"]
-
-PATIENCE_S = 110.0  # without a new step: how long a run takes is the machine's and `--steps`' matter
+__all__ = ["Demo", "DemoVerdict"]
 
 
 class DemoVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,9 +95,9 @@ class Demo:
             def spare_to_lose() -> bool:  # one that has caught up, while there is time to wait for that
                 return driven.step > kill and bool(driven.spares(ready=driven.step < late))
 
-            driven.until("the coordinator's moment", reached(coordinator), PATIENCE_S, watch, renewed=True)
+            driven.until("the coordinator's moment", reached(coordinator), HANG_S, watch)
             os.kill(driven.coordinator_pid, signal.SIGKILL)
-            driven.until("there was a spare to lose", spare_to_lose, PATIENCE_S, watch, renewed=True)
+            driven.until("there was a spare to lose", spare_to_lose, HANG_S, watch)
             os.kill(next(iter(driven.spares(ready=driven.step < late).values())), signal.SIGKILL)
             self._end(driven, watch)
         return driven
@@ -109,7 +108,7 @@ class Demo:
         return driven
 
     def _end(self, driven: Driven, watch: Callable[[], None]) -> None:
-        code = driven.finish(PATIENCE_S, watch, renewed=True)
+        code = driven.finish(HANG_S, watch)
         if code != 0:
             _, err = driven.process.communicate()
             raise ProveError(f"the run ended with code {code}: {err.strip()[-1500:]}", remedy="see its logs")

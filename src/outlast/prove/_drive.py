@@ -10,15 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from outlast.core import events as ev
 from outlast.errors import EnvironmentFault, ProveError
 from outlast.journal import Journal, holds_run
+from outlast.prove._patience import Reading, Wait, read_processor
+from outlast.prove._process_tree import Running, launcher_of, processes
 from outlast.runtime.settings.fault_points import Fault
 
 if TYPE_CHECKING:
@@ -31,7 +34,12 @@ _POLL_S = 0.05
 
 
 class Driven:
-    """A run under observation. A context manager: leaving it ends the run if it still goes on."""
+    """A run under observation. A context manager: leaving it ends the run if it still goes on. `other_agents`: of
+    hosts, by number, that others than the run's launcher start; who comes later is seen as well."""
+
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    read: Reading = staticmethod(read_processor)
+    other_agents: Mapping[int, subprocess.Popen[bytes]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -44,8 +52,9 @@ class Driven:
         lies: Sequence[Lie] = (),
         environ: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
+        other_agents: Mapping[int, subprocess.Popen[bytes]] = MappingProxyType({}),
     ) -> None:
-        self.run_dir = run_dir
+        self.run_dir, self.other_agents = run_dir, other_agents
         self.events: list[ev.AnyEvent] = []
         self._journal: Journal | None = None
         self._seq = 0
@@ -57,7 +66,7 @@ class Driven:
         if flips:
             environ["OUTLAST_CORRUPTION"] = msgspec.json.encode(list(flips)).decode()
         command = [*prefix, sys.executable, *program, "run", "--json", "--run-dir", str(run_dir), *options, *script]
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[Any] = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
@@ -91,44 +100,57 @@ class Driven:
             self.events += [entry.event for entry in new]
         return [entry.event for entry in new]
 
-    def follow(self, folder: Path) -> None:
-        """From now on by the journal in this folder: all of it again."""
+    def follow(self, folder: Path, process: subprocess.Popen[Any] | None = None) -> None:
+        """From now on by the journal in this folder: all of it again. `process`: to the end of this one, where the
+        launcher has ended with its host."""
+        if process is not None:
+            self.process.wait()
+            self.process = process
         if self._journal is not None:
             self._journal.close()
         self.run_dir, self._journal, self._seq = folder, None, 0
         self.events.clear()
 
     def until(
-        self, what: str, test: Callable[[], bool], timeout_s: float, watch: Callable[[], None], renewed: bool = False
+        self, what: str, test: Callable[[], bool], hang_s: float, watch: Callable[[], None], renewed: bool = True
     ) -> None:
-        """Follow until `test()`. ProveError if the run ends or the time is up first; `renewed`: by each new step."""
-        end, step = time.monotonic() + timeout_s, self.step
+        """Follow until `test()`. ProveError if the run ends first, or shows nothing for `hang_s`, and longer on a busy
+        machine (`_patience.py`). `renewed`: as `Wait` has it."""
+        wait = self._begin_wait(hang_s, renewed)
         while not test():
             ended = self.wait(_POLL_S)
-            if self.poll() and renewed and self.step > step:
-                end, step = time.monotonic() + timeout_s, self.step
+            said = self._look(wait)
             watch()
             if test():
                 return
             if ended:
                 raise ProveError(f"the run ended before {what}", remedy=f"outlast why {self.run_dir}")
-            if time.monotonic() > end:
-                raise ProveError(f"{what} did not happen within {timeout_s:g} s", remedy=f"logs under {self.run_dir}")
+            if said:
+                raise ProveError(f"{what} did not happen: {said}", remedy=f"logs under {self.run_dir}")
 
-    def finish(self, timeout_s: float, watch: Callable[[], None], renewed: bool = False) -> int:
-        """Follow to the end; the run's exit code. ProveError if the time is up first; `renewed`: by each new step."""
-        end, step = time.monotonic() + timeout_s, self.step
+    def finish(self, hang_s: float, watch: Callable[[], None]) -> int:
+        """Follow to the end; the run's exit code. ProveError if it shows nothing first, as in `until`."""
+        wait = self._begin_wait(hang_s, renewed=True)
         while not self.wait(_POLL_S):
-            if self.poll() and renewed and self.step > step:
-                end, step = time.monotonic() + timeout_s, self.step
+            said = self._look(wait)
             watch()
-            if time.monotonic() > end:
-                since = f" after step {step}" if renewed and step >= 0 else ""
-                raise ProveError(
-                    f"the run did not end within {timeout_s:g} s{since}", remedy=f"logs under {self.run_dir}"
-                )
+            if said:
+                raise ProveError(f"the run did not end: {said}", remedy=f"logs under {self.run_dir}")
         self.poll()
         return int(self.process.returncode)
+
+    def _begin_wait(self, hang_s: float, renewed: bool) -> Wait:
+        return Wait(hang_s, self.clock(), self.step, self.alive(), renewed=renewed, read=self.read)
+
+    def _look(self, wait: Wait) -> str:
+        told = self.poll()
+        return wait.look(self.clock(), told, self.alive())
+
+    def alive(self) -> Iterator[Running]:
+        """The run's processes that are seen from here: those of its launcher, and of agents that it did not start."""
+        for pid in (self.process.pid, *(agent.pid for agent in self.other_agents.values())):
+            yield from launcher_of(pid)
+            yield from processes(pid)
 
     def wait(self, seconds: float) -> bool:
         """Whether it ended within so long."""

@@ -20,6 +20,7 @@ from outlast.core.policy import check_choice
 from outlast.core.protocol import plan_of
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
+from outlast.prove._patience import HANG_S
 from outlast.runtime.faults.liars import Lie
 
 __all__ = ["ATTACKS", "Attacked", "Attacks", "Report", "Unmasked"]
@@ -30,7 +31,7 @@ ATTACKS = (
 )  # fmt: skip
 _OPTIMISED = ("alie", "ipm")  # with the factor of each step that carries the rule furthest
 _REPLICAS, _ROWS_EACH, _LIAR = 4, 3, "r3"
-_PATIENCE_S, _CHECKED_STEPS = 600.0, 8
+_CHECKED_STEPS = 8
 
 
 class Attacked(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +156,7 @@ class Attacks:
         words += ["--steps", str(steps), "--check-reducers", str(check), "--out", str(out)]
         options = ["--replicas", str(_REPLICAS), "--config", str(config)]
         with Driven(self.base / name, options, words, lies=lies) as driven:
-            code = driven.finish(_PATIENCE_S, lambda: None)
+            code = driven.finish(HANG_S, lambda: None)
             if code != 0 or not out.exists():
                 raise ProveError(f"{name} ended with code {code}", remedy=f"outlast why {self.base / name}")
             return json.loads(out.read_text()), driven.events

@@ -21,11 +21,11 @@ import msgspec
 from outlast.core import events as ev
 from outlast.errors import ProveError
 from outlast.prove._drive import Driven
+from outlast.prove._patience import HANG_S
 from outlast.runtime.faults.flips import Flip
 
 __all__ = ["Corruptions", "Injection", "FlipTally"]
 
-_PATIENCE_S = 300.0
 _REPLICAS, _FLIPS, _FIRST, _APART = 5, 3, 24, 12  # a fleet's; the first flip's step, after the bands' warm-up
 _BITS = {"float32": 32, "bfloat16": 16}
 _TARGETS = ("parameter", "moment", "gradient")
@@ -131,7 +131,7 @@ class Corruptions:
         options = ["--replicas", str(_REPLICAS), "--guards", self.guards, "--config", str(self._config())]
         words = [str(self.script), "--steps", str(self.steps), "--dtype", dtype, "--out", str(out)]
         with Driven(self.base / name, options, words, flips=flips) as driven:
-            code = driven.finish(_PATIENCE_S, lambda: None)
+            code = driven.finish(HANG_S, lambda: None)
             if code != 0 or not out.exists():
                 raise ProveError(f"{name} ended with code {code}", remedy=f"outlast why {self.base / name}")
             noticed = [notice for notice in map(Seen.of, driven.events) if notice is not None]

@@ -7,22 +7,21 @@ undisturbed, on one host, is what the bits are compared with.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import outlast
 from outlast.core import events as ev
 from outlast.errors import EnvironmentFault, ProveError
-from outlast.prove._demo import PATIENCE_S, Demo
+from outlast.prove._demo import Demo
 from outlast.prove._drive import Driven
+from outlast.prove._patience import HANG_S
 from outlast.prove.host_namespaces import HostNetwork, unavailable
 
 __all__ = ["HostsDemo"]
@@ -30,7 +29,6 @@ __all__ = ["HostsDemo"]
 _PORT = 29400
 _SLOTS = 2
 _MEMBERS, _CLIENTS, _PEERS = range(3), 2379, 2380  # of etcd
-_LOOK_S = 0.05
 
 
 class HostsDemo(Demo):
@@ -56,11 +54,11 @@ class HostsDemo(Demo):
             told = {"OUTLAST_SECRET": secret}
             if self._keeps_etcd:
                 options += ["--record", "etcd://" + ",".join(f"{net.address(host)}:{_CLIENTS}" for host in _MEMBERS)]
-            run = Driven(
-                self.base / "disturbed", options, self._command("disturbed"), environ=told, prefix=net.entering(0)
-            )
+            script, prefix = self._command("disturbed"), net.entering(0)
+            agents: dict[int, subprocess.Popen[bytes]] = {}
+            run = Driven(self.base / "disturbed", options, script, environ=told, prefix=prefix, other_agents=agents)
             with run as driven:
-                self._strike(_Struck(net, driven, secret, self.base, lambda: self._watch("disturbed", driven)))
+                self._strike(_Struck(net, driven, agents, secret, self.base, lambda: self._watch("disturbed", driven)))
         return driven
 
     def _strike(self, struck: _Struck) -> None:
@@ -94,10 +92,12 @@ class HostsDemo(Demo):
 class _Struck:
     """The run on its hosts."""
 
-    def __init__(self, net: HostNetwork, driven: Driven, secret: str, base: Path, watch: Callable[[], None]) -> None:
+    def __init__(
+        self, net: HostNetwork, driven: Driven, agents: dict[int, subprocess.Popen[bytes]], secret: str, base: Path,
+        watch: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.net, self.driven, self.watch = net, driven, watch
-        self._secret, self._base = secret, base
-        self._agent_of: dict[int, subprocess.Popen[bytes]] = {}
+        self._agent_of, self._secret, self._base = agents, secret, base
 
     def agent(self, host: int) -> None:
         """Bring this host in."""
@@ -120,24 +120,16 @@ class _Struck:
 
     def follow_from(self, host: int) -> None:
         """To the end of the run, by the journal that this host keeps. ProveError if that is no good one."""
-        agent, end_s = self._agent_of[host], time.monotonic() + PATIENCE_S
-        self.driven.follow(self._base / f"h{host}")
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                agent.wait(_LOOK_S)
-            self.driven.poll()
-            self.watch()
-            if agent.returncode == 0:
-                return
-            if agent.returncode is not None or time.monotonic() > end_s:
-                how = "did not end in time" if agent.returncode is None else f"ended with code {agent.returncode}"
-                raise ProveError(
-                    f"the agent of host h{host} {how} after the coordinator's host was lost",
-                    remedy=f"outlast why {self._base / f'h{host}'}",
-                )
+        self.driven.follow(self._base / f"h{host}", self._agent_of[host])
+        code = self.driven.finish(HANG_S, self.watch)
+        if code != 0:
+            raise ProveError(
+                f"the agent of host h{host} ended with code {code} after the coordinator's host was lost",
+                remedy=f"outlast why {self._base / f'h{host}'}",
+            )
 
     def until(self, what: str, test: Callable[[], bool]) -> None:
-        self.driven.until(what, test, PATIENCE_S, self.watch, renewed=True)
+        self.driven.until(what, test, HANG_S, self.watch)
 
     def _agents(self, host: int) -> list[str]:
         started = [e for e in self.driven.events if isinstance(e, ev.AgentStarted)]

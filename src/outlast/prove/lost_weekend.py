@@ -19,6 +19,7 @@ import msgspec
 from outlast.errors import ProveError
 from outlast.prove._commit_log import Commit, CommitLog
 from outlast.prove._drive import Driven
+from outlast.prove._patience import HANG_S
 from outlast.runtime.settings.fault_points import Fault
 
 __all__ = ["MINUTES_A_STEP", "WeekendForm", "LostWeekend", "Weekend"]
@@ -26,7 +27,7 @@ __all__ = ["MINUTES_A_STEP", "WeekendForm", "LostWeekend", "Weekend"]
 MINUTES_A_STEP = 6
 _SIX_HOURS, _HALF_AN_HOUR = 60, 5  # in steps
 _STEPS, _AT = 150, 118  # two steps before the second save of the old form
-_MICROBATCHES, _PATIENCE_S = 4, 300.0
+_MICROBATCHES = 4
 
 
 class WeekendForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +123,7 @@ class LostWeekend:
         script += ["--microbatches", str(_MICROBATCHES), "--folder", str(folder)]
         error = [Fault(replica="r0.1", phase="backward", action="SIGKILL", step=_AT)]
         with Driven(folder / run, ["--config", str(config)], script, faults=error if fails else []) as driven:
-            return driven.finish(_PATIENCE_S, lambda: self._watch(what, driven.step))
+            return driven.finish(HANG_S, lambda: self._watch(what, driven.step))
 
 
 def _commits(folder: Path) -> list[Commit]:

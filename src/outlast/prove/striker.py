@@ -204,8 +204,7 @@ class Striker:
         self.record.longest_s = max(self.record.longest_s, now - moved_s)
         if any(end_s > now - _OVERDUE_S for end_s, _, _ in self._to_end) or now - moved_s < self._patience.seconds(now):
             return False
-        states = ", ".join(f"{seen.name} {state_of(seen) or 'gone'}" for seen in self._alive)
-        self.record.hung = f"no step and no end for {now - moved_s:.1f} s; processes: {states or 'none'}"
+        self.record.hung = f"no step and no end for {now - moved_s:.1f} s; {self._patience.words(now)}"
         self.record.status = _printed(["status", str(driven.run_dir)], self._environ)
         return True
 
