@@ -15,6 +15,9 @@ import pytest
 from outlast.core import events as ev
 from outlast.prove._drive import Driven
 
+from .conftest import SCRIPT as SCENARIO
+from .conftest import Fleet
+
 pytestmark = pytest.mark.process
 
 SCRIPT = """
@@ -119,17 +122,17 @@ def _kill(driven: Driven, replica: str) -> None:
     os.kill(pids[-1], signal.SIGKILL)
 
 
-def test_a_script_that_is_edited_while_it_runs_is_not_what_a_replacement_runs(tmp_path: Path) -> None:
-    """The replacement runs the script as it was; its traceback would show those lines, too."""
-    script = _write(tmp_path / "train.py")
-    with _held(tmp_path, script) as driven:
-        driven.until("both hold", lambda: _at(tmp_path, "r0.1", 2)() and _at(tmp_path, "r1.1", 2)(), 85.0, lambda: None)
-        script.write_text("raise SystemExit('edited')\n")
-        _kill(driven, "r1.1")
-        (tmp_path / "hold2").unlink()
-        assert driven.finish(85.0, lambda: None) == 0
-    assert (tmp_path / "r0.1.end").exists()
-    assert not any(isinstance(e, ev.ReplicaExited) and e.replica == "r1.2" and e.cause == "exit" for e in driven.events)
+def test_a_script_that_is_edited_while_it_runs_is_not_what_a_replacement_runs(
+    tmp_path: Path, fleet: Callable[..., Fleet]
+) -> None:
+    """The replacement runs the script as it was, to its end, and its bits are those of the script as it was."""
+    script = tmp_path / "train.py"
+    script.write_text(SCENARIO.read_text())
+    run = fleet(replicas=2, steps=20, gates=(4, 9, 14), script=[script])
+    run.until("both run it", lambda: len(run.driven.members) == 2 and run.members_wait())
+    script.write_text("raise SystemExit('edited')\n")
+    successor = run.replace("r1.1", 9, 14)  # training waits until it has come through its script, and is a member
+    run.assert_unchanged(survivors={"r0.1", successor}, recoveries=1)
 
 
 def test_a_module_that_is_edited_while_it_runs_is_named(tmp_path: Path) -> None:
