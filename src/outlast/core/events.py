@@ -220,7 +220,10 @@ class ProgressMade(Event, frozen=True, kw_only=True, tag="progress"):
     Accounts: steps `first` up to, not including, `committed` were committed, the newest at `committed_at_s`; what
     passed since the last commit that was counted before them, or since the first view had formed, by use in
     `seconds` (`outlast.core.protocol.StepTime`). Steps counted before and counted again here were done twice.
-    `committed` is -1 where none is news."""
+    `committed` is -1 where none is news.
+
+    `stalls`: steps that took far too long, of which members may yet say who was not waiting for others. Each is an
+    entry of its own a few seconds later, written by the next coordinator if this one dies before."""
 
     view: list[int]
     stable: int
@@ -232,6 +235,7 @@ class ProgressMade(Event, frozen=True, kw_only=True, tag="progress"):
     committed: int = -1
     committed_at_s: float = 0.0
     seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    stalls: list[Stall] = msgspec.field(default_factory=list)
 
 
 class Stall(Event, frozen=True, kw_only=True, tag="stall"):

@@ -28,8 +28,8 @@ _SETTLED_S = 3.0  # after a step's end everybody has told it: then it is known w
 
 class ToldProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far earlier coordinators have written progress down. `next_loss`: the step after the last one whose loss is
-    told; `committed`, `committed_at_s`: of the newest entry that counts steps, in Unix seconds, -1 where none does; the
-    rest is the newest entry's."""
+    told; `committed`, `committed_at_s`: of the newest entry that counts steps, in Unix seconds, -1 where none does;
+    `stalls`: that have no entry of their own yet; the rest is the newest entry's."""
 
     next_loss: int = 0
     committed: int = -1
@@ -38,9 +38,13 @@ class ToldProgress(msgspec.Struct, frozen=True, kw_only=True):
     stable: int = 0
     step_s: float = 0.0
     until: int = 0
+    stalls: tuple[events.Stall, ...] = ()
 
-    def after(self, told: events.ProgressMade) -> ToldProgress:
+    def after(self, told: events.ProgressMade | events.Stall) -> ToldProgress:
         """Return what it is after the next entry."""
+        if isinstance(told, events.Stall):
+            left = tuple(stall for stall in self.stalls if stall.step != told.step)
+            return msgspec.structs.replace(self, stalls=left)
         counted = told if told.committed >= 0 else self
         epoch, n = told.view
         return ToldProgress(
@@ -51,6 +55,7 @@ class ToldProgress(msgspec.Struct, frozen=True, kw_only=True):
             stable=told.stable,
             step_s=told.step_s,
             until=told.until,
+            stalls=tuple(told.stalls),
         )
 
 
@@ -75,7 +80,9 @@ class Bookkeeping:
         self._beat = Heartbeat(  # the newest
             sender="", sent_s=0.0, view=told.view, stable=told.stable, step_s=told.step_s, until=told.until
         )
-        self._stalls: dict[int, tuple[str, StepTime]] = {}
+        # Each stands in the entries about progress from the moment it is known: this process may not live to tell it.
+        self._stalls, self._uncarried = {stall.step: stall for stall in told.stalls}, False
+        self._began_s = clock()
 
     def steps(self, member: str, times: Iterable[StepTime]) -> list[tuple[float, float]]:
         """Take the times of steps; (the commit before it, its commit) of each that is news."""
@@ -90,8 +97,16 @@ class Bookkeeping:
 
     def _stalled(self, member: str, step: StepTime, news: bool) -> None:
         known = self._stalls.get(step.step)
-        if news or (known is not None and known[1].phase in WAITS and step.phase not in WAITS):
-            self._stalls[step.step] = (member, step)
+        if news or (known is not None and not known.replica and step.phase not in WAITS):
+            self._uncarried = True
+            self._stalls[step.step] = events.Stall(
+                at_s=step.end_s + self._apart_s,
+                step=step.step,
+                seconds=step.stalled_s,
+                usual_s=step.took_s - step.stalled_s,
+                replica="" if step.phase in WAITS else member,
+                phase=Phase(step.phase).name.lower(),
+            )
 
     def heard(self, beat: Heartbeat) -> StepParts | None:
         """What one heartbeat says besides. Returns the member's word about its steps, if it said one that can be."""
@@ -107,19 +122,25 @@ class Bookkeeping:
         had waited and waits no longer."""
         settled = self._ledger.settle(self._clock(), last=last)
         spans, beat = self._ledger.drain(), self._beat
-        if spans or self._losses or (last and beat.stable > self._told_stable):
+        if spans or self._losses or self._uncarried or (last and beat.stable > self._told_stable):
             losses, self._losses = sorted(self._losses.items()), {}
             self._next_loss, self._told_stable = (losses[-1][0] + 1 if losses else self._next_loss), beat.stable
             for span in spans[:-1]:
                 self._progress(messages, [], span)
             self._progress(messages, losses, spans[-1] if spans else None)
-        now_s = self._clock()
-        for step in [s for s, (_, found) in self._stalls.items() if last or now_s - found.end_s > _SETTLED_S]:
-            self._tell_stall(*self._stalls.pop(step))
+        self._tell_stalls(last)
         return settled
 
+    def _tell_stalls(self, last: bool) -> None:
+        """Write down those that everybody has told by now. A successor waits for members to tell it as well."""
+        since_s = self._clock() - _SETTLED_S
+        for stall in list(self._stalls.values()):
+            if last or since_s > max(stall.at_s - self._apart_s, self._began_s):
+                del self._stalls[stall.step]
+                self._write("stall", **{name: getattr(stall, name) for name in stall.__struct_fields__})
+
     def _progress(self, messages: int, losses: list[Any], span: Span | None) -> None:
-        beat = self._beat
+        beat, self._uncarried = self._beat, False
         counted: dict[str, Any] = {}
         if span is not None:
             counted = {
@@ -134,18 +155,8 @@ class Bookkeeping:
             step_s=beat.step_s,
             messages=messages,
             until=beat.until,
+            stalls=msgspec.to_builtins(list(self._stalls.values())),
             **counted,
-        )
-
-    def _tell_stall(self, member: str, step: StepTime) -> None:
-        self._write(
-            "stall",
-            at_s=step.end_s + self._apart_s,
-            step=step.step,
-            seconds=step.stalled_s,
-            usual_s=step.took_s - step.stalled_s,
-            replica="" if step.phase in WAITS else member,
-            phase=Phase(step.phase).name.lower(),
         )
 
 

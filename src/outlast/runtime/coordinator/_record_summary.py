@@ -88,7 +88,7 @@ class JournalFold:
     def take(self, event: ev.AnyEvent) -> None:
         """Take the next one."""
         self.record.take(event)
-        if isinstance(event, ev.ProgressMade):
+        if isinstance(event, ev.ProgressMade | ev.Stall):
             self.progress = self.progress.after(event)
         elif isinstance(event, ev.CheckpointBegan | ev.CheckpointSaved):
             known = self.begun if isinstance(event, ev.CheckpointBegan) else self.published
