@@ -8,14 +8,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from outlast.core import events as ev
 from outlast.errors import ProveError
+from outlast.prove import demo_hosts
 from outlast.prove._drive import Driven
 from outlast.prove._patience import Wait
 from outlast.prove._process_tree import Running
+from outlast.prove.host_namespaces import HostNetwork
 
 HANG_S = 40.0
 ONE = Running(pid=os.getpid(), name="r0.1", born="7")
@@ -151,3 +154,16 @@ def test_agents_that_others_started_are_seen_as_the_runs(tmp_path: Path) -> None
             seen = [running.name for running in Driven.alive(run)]
     finally:
         other.communicate()
+
+
+@pytest.mark.parametrize(("gone", "trains"), [((), True), (("r1.1",), False)], ids=["another trains", "it is alone"])
+def test_the_demo_takes_no_host_that_alone_has_the_state(gone: tuple[str, ...], trains: bool) -> None:
+    """On a busy machine the host that lost its power has no member yet when the next one is cut off."""
+    run = Paced(step_s=1.0, steps=1)
+    agents = [ev.AgentStarted(at_s=0.0, agent=f"a{host}", pid=1, host=f"h{host}") for host in (0, 1)]
+    started = [ev.ReplicaStarted(at_s=1.0, replica=f"r{n}.1", agent=f"a{n}", pid=2 + n) for n in (0, 1)]
+    view = ev.ViewInstalled(at_s=2.0, epoch=1, n=1, members=["r0.1", "r1.1"], cause="start", planned=False)
+    lost = [ev.AgentLost(at_s=3.0, agent="a1", cause="silent", replicas=list(gone))] if gone else []
+    run.events = [*agents, *started, view, *lost]
+    struck = demo_hosts._Struck(cast(HostNetwork, None), run, {}, "", Path(), nothing)
+    assert struck.others_train() is trains
