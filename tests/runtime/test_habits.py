@@ -36,6 +36,8 @@ HELD_TOO = (
     "drawn_between", "drawn_from_ones_own",
 )  # fmt: skip
 """The same ways to a joiner as those above, from other habits."""
+IN_THREES = "plain", "rate_after", "average", "evaluates", "streams"
+"""Those of `HELD` whose fleets of three CI runs as well: one of each way to a joiner. The others' are soaks."""
 NAMED = {
     "rate_inside": "[LOOP] the loop changed lr from 0.01 to 0.0",
     "data_written": "[LOOP] the loop changed 0.weight and ",
@@ -99,8 +101,9 @@ def assert_as_alone(run: Any, habit: str, steps: int) -> None:
 @pytest.mark.parametrize(
     ("habit", "replicas"),
     [
-        *itertools.product((*HELD, *HELD_TOO), (2, 3)),
-        *((habit, 3) for habit in BUILT),
+        *((habit, 2) for habit in (*HELD, *HELD_TOO)),
+        *((habit, 3) for habit in (*IN_THREES, *BUILT)),
+        *(pytest.param(habit, 3, marks=pytest.mark.soak) for habit in (*HELD, *HELD_TOO) if habit not in IN_THREES),
         *(pytest.param(habit, 2, marks=pytest.mark.soak) for habit in BUILT),
         *(pytest.param(*both, marks=SLOW) for both in itertools.product(OF_LIBRARIES, (2, 3))),
     ],
@@ -227,7 +230,11 @@ def test_an_average_of_the_writer_s_or_one_that_is_registered_goes_on(habit: str
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("habit", "replicas"), list(itertools.product([habit for habit in NAMED if habit not in ALIKE], (2, 3)))
+    ("habit", "replicas"),
+    [
+        pytest.param(habit, replicas, marks=[pytest.mark.soak] if replicas == 3 else [])
+        for habit, replicas in itertools.product([habit for habit in NAMED if habit not in ALIKE], (2, 3))
+    ],
 )
 def test_what_no_joiner_could_repeat_is_named_in_a_fleet(fleet: Callable[..., Any], habit: str, replicas: int) -> None:
     run = fleet(script=script(habit), replicas=replicas, steps=STEPS)
