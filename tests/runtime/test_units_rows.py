@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outlast.config import RunConfig
 from outlast.core.protocol import (
+    Member,
     Node,
     RollEntry,
     View,
@@ -281,17 +282,16 @@ def test_the_run_s_configuration_outranks_the_script() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "least", "most"),
-    [({}, 3, 2), ({"fault_domain": "replica"}, 0, 0), ({"on_shortfall": "lower"}, 0, 0), ({"tolerated": 0}, 1, 0)],
+    ("given", "least"),
+    [({}, 3), ({"fault_domain": "replica"}, 0), ({"on_shortfall": "lower"}, 0), ({"tolerated": 0}, 1)],
 )
-def test_how_many_hosts_a_rule_needs(given: dict[str, Any], least: int, most: int) -> None:
+def test_how_many_hosts_a_rule_needs(given: dict[str, Any], least: int) -> None:
     """Six rows on three hosts, of which one may lie: two of its rows are trimmed, and three would not be."""
     config = RunConfig(replicas=6, agents=3, **({"fault_domain": "host"} | given))
     settings = row_settings(config, NAMES, 12, aggregation="trimmed_mean", f=2)
     assert settings is not None
-    assert (settings.least_hosts, settings.most_rows) == (least, most)
-    wanted = {"fault_domains": str(least), "most_rows": str(most), "rows": "6"}
-    assert settings.facts() == (wanted if least else {})
+    assert settings.least_hosts == least
+    assert settings.facts() == ({"fault_domains": str(least)} if least else {})
 
 
 def test_a_row_without_samples_is_refused() -> None:
@@ -337,10 +337,10 @@ def test_a_view_in_which_all_wait_for_lost_replicas_is_not_asked_about(on_shortf
     """Two of six are left, which is too few for the rule: it stops, waits or is lowered once they are to compute."""
     settings = row_settings(RunConfig(replicas=6, on_shortfall=on_shortfall), NAMES, 12, aggregation="median", f=1)
     told = list[Any]()
+    member = Member("r0.1", 12, committed=3, num_rows=6)
     port: Any = SimpleNamespace(
-        member=SimpleNamespace(held_back=False, committed=3, hosts={}), lock=contextlib.nullcontext(),
-        env=SimpleNamespace(me="r0.1", config=RunConfig()), tell_coordinator=told.extend,
-    )  # fmt: skip
+        member=member, lock=contextlib.nullcontext(), env=SimpleNamespace(me="r0.1"), tell_coordinator=told.extend
+    )
     robust: Any = SimpleNamespace(settings=settings, num_leaves=12, num_rows=6)
     members = ("r0.1", "r1.1")
     held = View(id=ViewId(1, 2), members=members, held=True)

@@ -24,7 +24,7 @@ from outlast.cli._script_command import ScriptCommand
 from outlast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outlast.prove.adversary import Tally
+    from outlast.prove.adversary import Domain, Scenario, Tally
 
 __all__ = ["app"]
 
@@ -59,6 +59,9 @@ def protocol(
     jobs: Annotated[int, typer.Option(help="Processes; 0: one a core. The result does not depend on it.")] = 0,
     replay: Annotated[str, typer.Option(help="Play one schedule again, as a violation printed it.")] = "",
     variant: Annotated[str, typer.Option(help="A deliberately broken protocol, to see it caught.")] = "",
+    fault_domain: Annotated[
+        str, typer.Option(help="What lies together under a robust rule: replica, or host: other schedules, all so.")
+    ] = "replica",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
     """Seeded schedules of delays, crashes, stops, cuts and restarts against the protocol; every invariant checked."""
@@ -71,11 +74,16 @@ def protocol(
         )
     if variant and variant not in adversary.BROKEN:
         raise ConfigError(f"no variant {variant!r}", remedy=f"one of {', '.join(adversary.BROKEN)}")
+    if fault_domain not in ("replica", "host"):
+        raise ConfigError(f"--fault-domain {fault_domain} cannot be", remedy="replica or host")
+    domain: Domain = "host" if fault_domain == "host" else "replica"
     if replay:
-        return _replay(replay, variant, as_json)
+        return _replay(adversary.replayed(replay, domain), variant, as_json)
     with _progress(schedules) as progress:
-        tally = adversary.search(schedules, seed, jobs=jobs or os.cpu_count() or 1, variant=variant, progress=progress)
-    findings = [adversary.shrink(min(tally.violations)[0], variant)] if tally.violations else []
+        tally = adversary.search(
+            schedules, seed, jobs=jobs or os.cpu_count() or 1, variant=variant, domain=domain, progress=progress
+        )
+    findings = [adversary.shrink(min(tally.violations)[0], variant, domain)] if tally.violations else []
     report = {
         "schedules": tally.num_schedules, "seed": seed, "events": tally.num_events, "views": tally.num_views,
         "endings": dict(sorted(tally.endings.items())), "violations": len(findings),
@@ -126,12 +134,12 @@ def _print(report: dict[str, Any]) -> None:
         print("no invariant was violated")
 
 
-def _replay(spec: str, variant: str, as_json: bool) -> int:
+def _replay(scenario: Scenario, variant: str, as_json: bool) -> int:
     """Play one schedule and show what happens in it."""
     from outlast.prove import adversary
 
     lines: list[tuple[float, str]] = []
-    outcome = adversary.play(adversary.replayed(spec), variant, lambda at_s, text: lines.append((at_s, text)))
+    outcome = adversary.play(scenario, variant, lambda at_s, text: lines.append((at_s, text)))
     found = outcome.violation
     if as_json:
         what = {"invariant": found.invariant, "what": found.what, "at_s": found.at_s} if found else None

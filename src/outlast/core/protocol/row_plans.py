@@ -7,13 +7,13 @@ same on every member.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from outlast.core.protocol.tree import roots, shares
+from outlast.core.protocol.tree import Node, roots, shares
 
-__all__ = ["RowsNote", "deal_orphans", "owners_of", "row_shares", "rows_spoilt", "rows_touched"]
+__all__ = ["RowsNote", "deal_orphans", "host_shares", "owners_of", "row_shares", "rows_spoilt", "rows_touched"]
 
 
 class RowsNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,22 +33,75 @@ def row_shares(num_members: int, num_leaves: int, num_rows: int) -> tuple[tuple[
 
     With one row (a mean) exactly `shares`.
     """
-    ranges = roots(num_leaves, num_rows)
-    if num_members <= num_rows:
-        return tuple((ranges[lo][0], ranges[hi - 1][1]) for lo, hi in shares(num_members, num_rows))
-    sizes, of_row = [hi - lo for lo, hi in ranges], [1] * num_rows
-    for _ in range(num_members - num_rows):
-        of_row[max(range(num_rows), key=lambda row: sizes[row] / of_row[row])] += 1
-    parts = [shares(members, size) for members, size in zip(of_row, sizes, strict=True)]
-    return tuple((lo + at, lo + to) for (lo, _), part in zip(ranges, parts, strict=True) for at, to in part)
+    return _dealt(num_members, roots(num_leaves, num_rows))
+
+
+def _dealt(num_members: int, rows: Sequence[Node]) -> tuple[tuple[int, int], ...]:
+    """One range a member of these rows, which lie side by side."""
+    if num_members <= len(rows):
+        return tuple((rows[lo][0], rows[hi - 1][1]) for lo, hi in shares(num_members, len(rows)))
+    of_row = _spread(num_members, [hi - lo for lo, hi in rows])
+    parts = [shares(members, hi - lo) for members, (lo, hi) in zip(of_row, rows, strict=True)]
+    return tuple((lo + at, lo + to) for (lo, _), part in zip(rows, parts, strict=True) for at, to in part)
+
+
+def _spread(number: int, sizes: Sequence[int]) -> list[int]:
+    """How many of `number` each row gets, at least one, by how large it is."""
+    out = [1] * len(sizes)
+    for _ in range(number - len(sizes)):
+        out[max(range(len(sizes)), key=lambda row: sizes[row] / out[row])] += 1
+    return out
+
+
+def host_shares(places: Sequence[str], num_leaves: int, num_rows: int) -> tuple[tuple[int, int], ...]:
+    """The same where rows count by host; `places`: where each member is. Each host gets whole rows, as even as they go,
+    and who has more members one more; with fewer rows than hosts, each a part of one row. So no host can spoil more
+    than its even share of them, wherever members are; with hosts unlike in members, some of these compute more.
+    """
+    of_host: dict[str, list[int]] = {}
+    for index, place in enumerate(places):
+        of_host.setdefault(place, []).append(index)
+    hosts, rows = list(of_host.values()), roots(num_leaves, num_rows)
+    out = [(0, 0)] * len(places)
+    for members, own in _whole_rows(hosts, rows) if len(hosts) <= num_rows else _parts_of_rows(hosts, rows):
+        for index, part in zip(members, _dealt(len(members), own), strict=True):
+            out[index] = part
+    return tuple(out)
+
+
+def _whole_rows(hosts: Sequence[list[int]], rows: Sequence[Node]) -> Iterator[tuple[list[int], Sequence[Node]]]:
+    """(members of a host, its rows)."""
+    sizes = sorted((hi - lo for lo, hi in shares(len(hosts), len(rows))), reverse=True)
+    fullest = sorted(range(len(hosts)), key=lambda host: -len(hosts[host]))
+    num_of = dict(zip(fullest, sizes, strict=True))
+    at = 0
+    for host, members in enumerate(hosts):
+        yield members, rows[at : at + num_of[host]]
+        at += num_of[host]
+
+
+def _parts_of_rows(hosts: Sequence[list[int]], rows: Sequence[Node]) -> Iterator[tuple[list[int], Sequence[Node]]]:
+    """(members of the hosts that share a row, that row)."""
+    at = 0
+    for row, number in zip(rows, _spread(len(hosts), [hi - lo for lo, hi in rows]), strict=True):
+        yield [index for host in hosts[at : at + number] for index in host], [row]
+        at += number
 
 
 def deal_orphans(
-    kept: Mapping[str, Collection[int]], members: Sequence[str], lost: Sequence[int], num_leaves: int, num_rows: int
+    kept: Mapping[str, Collection[int]],
+    members: Sequence[str],
+    lost: Sequence[int],
+    num_leaves: int,
+    num_rows: int,
+    hosts: Mapping[str, str] = {},
 ) -> dict[str, tuple[int, ...]]:
     """Lost microbatches to members, by whole rows: to who holds the rest of the row, else to who touches fewest rows,
-    then has the fewest microbatches, then comes first."""
-    touched = {m: set(rows_touched(kept.get(m, ()), num_leaves, num_rows)) for m in members}
+    then has the fewest microbatches, then comes first. `hosts`: as of `rows_spoilt`; a host's touch rows together."""
+    of_host: dict[str, set[int]] = {}
+    for m in members:
+        of_host.setdefault(hosts.get(m, m), set()).update(rows_touched(kept.get(m, ()), num_leaves, num_rows))
+    touched = {m: of_host[hosts.get(m, m)] for m in members}
     work = {m: len(kept.get(m, ())) for m in members}
     out: dict[str, list[int]] = {m: [] for m in members}
     for row, (lo, hi) in enumerate(roots(num_leaves, num_rows)):

@@ -6,12 +6,13 @@ Must never import torch, look at a clock or draw from any randomness but the sch
 """
 
 from outlast.prove.adversary._broken import BROKEN
+from outlast.prove.adversary._host_rows import host_rows_of
 from outlast.prove.adversary._oracle import Violation
 from outlast.prove.adversary._scenario import Scenario, scenario_of
 from outlast.prove.adversary._schedule_faults import ScheduleFault
-from outlast.prove.adversary._search import ScheduleFinding, Tally, play, replayed, search, shrink
+from outlast.prove.adversary._search import Domain, ScheduleFinding, Tally, play, replayed, search, shrink
 
 __all__ = [
-    "BROKEN", "ScheduleFault", "ScheduleFinding", "Scenario", "Tally", "Violation", "play", "replayed",
-    "scenario_of", "search", "shrink",
+    "BROKEN", "Domain", "ScheduleFault", "ScheduleFinding", "Scenario", "Tally", "Violation", "host_rows_of", "play",
+    "replayed", "scenario_of", "search", "shrink",
 ]  # fmt: skip

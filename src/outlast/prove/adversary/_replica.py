@@ -21,7 +21,6 @@ from outlast.core.protocol import (
     Said,
     View,
     Wait,
-    plan_of,
     rows_spoilt,
 )
 from outlast.core.protocol import messages as m
@@ -187,8 +186,8 @@ class SimulatedReplica(SimulatedSeat):
         num, rows, plan = self.member.num_microbatches, self.member.num_rows, self.member.plan
         if rows == 1 or plan is None:
             return False
-        usual = plan_of(view.members, 0, num, rows).leaves
-        return self.world.scenario.admission().decide(rows_spoilt({}, (plan.leaves, usual), num, rows)).action == "wait"
+        spoilt = rows_spoilt(self.member.places(), (plan.leaves, self.member.usual_plan(view).leaves), num, rows)
+        return self.world.scenario.admission().decide(spoilt).action == "wait"
 
     def _begin_hand_over(self, todo: HandOver) -> None:
         self._handed = False

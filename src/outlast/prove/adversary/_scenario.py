@@ -37,7 +37,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float = 60.0  # then everything must be done within this
     audit: float = 0.0  # share of microbatches computed twice
     num_rows: int = 1  # more: a robust rule, whose reducers are checked
-    rows_from: int = 1  # members that a view needs for it
+    rows_from: int = 1  # members that a view needs for it, or hosts
+    rows_by_host: bool = False  # what a host's members compute counts together
     save_every: int = 0  # steps between two saves; 0: no checkpoints
     guarded: bool = False  # states are compared in every step
     auto_spares: bool = False  # how many spares there are is decided while it trains
@@ -54,9 +55,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def admission(self) -> AdmissionPolicy:
         """Admits views under a robust rule: one member may lie, and as many rows are trimmed as the fullest of
-        `rows_from` members owns."""
+        `rows_from` members (or hosts) owns."""
         trimmed = most_rows_per_host(self.num_rows, self.rows_from)
         return AdmissionPolicy(trim_count=trimmed, tolerated_hosts=1)
+
+    def host_facts(self) -> dict[str, str]:
+        """What a coordinator must know where rows count by host, as of `RowSettings.facts`."""
+        if not self.rows_by_host:
+            return {}
+        return {"fault_domains": str(-(-self.num_rows // self.admission().trim_count))}
 
     def settings(self) -> Settings:
         return Settings(

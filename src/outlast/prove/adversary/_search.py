@@ -8,18 +8,21 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from outlast.errors import ConfigError
 from outlast.prove.adversary._broken import BROKEN
+from outlast.prove.adversary._host_rows import host_rows_of
 from outlast.prove.adversary._oracle import Violation
 from outlast.prove.adversary._scenario import Scenario, scenario_of
 from outlast.prove.adversary._variants import Variant
 from outlast.prove.adversary._world import ScheduleOutcome, World
 
-__all__ = ["ScheduleFinding", "Tally", "play", "replayed", "search", "shrink", "variant_named"]
+__all__ = ["Domain", "ScheduleFinding", "Tally", "play", "replayed", "search", "shrink", "variant_named"]
+
+Domain = Literal["replica", "host"]  # what lies together; of hosts, each seed has another schedule
 
 _CHUNK = 250
 _SIMPLER: tuple[tuple[str, tuple[Any, ...]], ...] = (
@@ -84,17 +87,21 @@ def play(scenario: Scenario, variant: str = "", trace: Callable[[float, str], No
     return World(scenario, variant_named(variant), trace).run()
 
 
-def _chunk(work: tuple[int, int, str]) -> Tally:
-    first, count, variant = work
+def _drawn(seed: int, domain: Domain) -> Scenario:
+    return host_rows_of(seed) if domain == "host" else scenario_of(seed)
+
+
+def _chunk(work: tuple[int, int, str, Domain]) -> Tally:
+    first, count, variant, domain = work
     tally = Tally()
     for seed in range(first, first + count):
-        tally.add(seed, play(scenario_of(seed), variant))
+        tally.add(seed, play(_drawn(seed, domain), variant))
     return tally
 
 
-def _chunks(seed: int, num_schedules: int, variant: str) -> Iterator[tuple[int, int, str]]:
+def _chunks(seed: int, num_schedules: int, variant: str, domain: Domain) -> Iterator[tuple[int, int, str, Domain]]:
     for start in range(0, num_schedules, _CHUNK):
-        yield seed + start, min(_CHUNK, num_schedules - start), variant
+        yield seed + start, min(_CHUNK, num_schedules - start), variant, domain
 
 
 def search(
@@ -103,11 +110,12 @@ def search(
     *,
     jobs: int = 1,
     variant: str = "",
+    domain: Domain = "replica",
     progress: Callable[[Tally], None] | None = None,
 ) -> Tally:
     """Schedules `seed` … `seed + num_schedules - 1`; ends early after the first chunk with a violation."""
     tally = Tally()
-    work = _chunks(seed, num_schedules, variant)
+    work = _chunks(seed, num_schedules, variant, domain)
     if jobs == 1:
         _collect(map(_chunk, work), tally, progress)
     else:
@@ -126,9 +134,9 @@ def _collect(parts: Iterator[Tally], tally: Tally, progress: Callable[[Tally], N
 
 
 # --- shrinking -------------------------------------------------------------------------------------------------------
-def shrink(seed: int, variant: str = "") -> ScheduleFinding:
+def shrink(seed: int, variant: str = "", domain: Domain = "replica") -> ScheduleFinding:
     """Leave out faults, then make the fleet smaller, as long as the same invariant breaks."""
-    full = scenario_of(seed)
+    full = _drawn(seed, domain)
     first = play(full, variant).violation
     if first is None:
         raise ConfigError(f"schedule {seed} breaks nothing", remedy="a seed that does")
@@ -154,7 +162,7 @@ def shrink(seed: int, variant: str = "") -> ScheduleFinding:
                 changes[name], violation = value, found
                 break
     spec = ",".join([str(seed), "faults=" + "+".join(map(str, kept)), *(f"{k}={v}" for k, v in changes.items())])
-    option = f" --variant {variant}" if variant else ""
+    option = (f" --variant {variant}" if variant else "") + (" --fault-domain host" if domain == "host" else "")
     return ScheduleFinding(
         seed=seed,
         violation=violation,
@@ -164,11 +172,11 @@ def shrink(seed: int, variant: str = "") -> ScheduleFinding:
     )
 
 
-def replayed(spec: str) -> Scenario:
+def replayed(spec: str, domain: Domain = "replica") -> Scenario:
     """The schedule of `SEED[,faults=I+J][,num_steps=N]…`. Raises ConfigError."""
     seed, *parts = spec.split(",")
     try:
-        full = scenario_of(int(seed))
+        full = _drawn(int(seed), domain)
         kept, changes = list(range(len(full.faults))), {}
         for part in parts:
             name, _, value = part.partition("=")

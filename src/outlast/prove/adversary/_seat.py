@@ -45,7 +45,11 @@ class SimulatedSeat(Dialler, Owner):
         super().__init__(world, name)
         scenario, self.agent = world.scenario, agent
         self.member: Member = world.variant.member(
-            name, scenario.num_microbatches, until=scenario.num_steps, num_rows=scenario.num_rows
+            name,
+            scenario.num_microbatches,
+            until=scenario.num_steps,
+            num_rows=scenario.num_rows,
+            rows_by_host=scenario.rows_by_host,
         )
         self.lease_until_s = math.inf  # as granted, whatever the member makes of it
         if scenario.lease_s < math.inf:
@@ -89,6 +93,7 @@ class SimulatedSeat(Dialler, Owner):
     def greeting(self) -> m.Hello:
         facts = {"microbatches": str(self.member.num_microbatches)}
         facts |= {"checkpoints": "kept"} if self.saves is not None else {}
+        facts |= self.world.scenario.host_facts()
         return self.member.hello(self.agent.name, facts, self.name, self.name)
 
     def told(self, link: Dialled, message: Any) -> None:

@@ -42,8 +42,8 @@ class Variant:
     answers = AnswersDue
     watch = TurnWatch
 
-    def member(self, name: str, num_microbatches: int, *, until: int, num_rows: int = 1) -> Member:
-        return Member(name, num_microbatches, until=until, num_rows=num_rows)
+    def member(self, name: str, num_microbatches: int, **given: Any) -> Member:
+        return Member(name, num_microbatches, **given)
 
     def coordinator(self, settings: Settings, epoch: int, record: m.FleetRecord | None) -> Coordinator:
         return Coordinator(settings, epoch, record)
@@ -162,8 +162,8 @@ class WithMember(Variant):
 
     wrong: type[Member] = Member
 
-    def member(self, name: str, num_microbatches: int, *, until: int, num_rows: int = 1) -> Member:
-        return self.wrong(name, num_microbatches, until=until, num_rows=num_rows)
+    def member(self, name: str, num_microbatches: int, **given: Any) -> Member:
+        return self.wrong(name, num_microbatches, **given)
 
 
 class WithCoordinator(Variant):

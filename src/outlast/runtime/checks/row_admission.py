@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outlast.core.protocol import RollEntry, StepPlan, View, plan_of, rows_spoilt
+from outlast.core.protocol import RollEntry, StepPlan, View, rows_spoilt
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.step.forming import take_orders
 from outlast.core.protocol.step.verdict import PartRows, StepEvidence, StepGuards
@@ -34,9 +34,8 @@ def admit(port: ViewPort, robust: Robust, view: View, plan: StepPlan) -> None:
         with port.lock:
             member.held_back = True
         return
-    usual = plan_of(view.members, 0, robust.num_leaves, robust.num_rows).leaves
-    hosts = member.hosts if port.env.config.fault_domain == "host" else {}
-    rows = rows_spoilt(hosts, (plan.leaves, usual), robust.num_leaves, robust.num_rows)
+    usual = member.usual_plan(view).leaves
+    rows = rows_spoilt(member.places(), (plan.leaves, usual), robust.num_leaves, robust.num_rows)
     found = robust.settings.admit(rows)
     with port.lock:
         member.held_back = found.action == "wait"

@@ -63,15 +63,8 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.admit(row_each).hosts_needed or 0
 
     def facts(self) -> dict[str, str]:
-        """Return what a coordinator must know before it lets a host go; nothing where hosts do not matter."""
-        if not self.least_hosts:
-            return {}
-        return {"fault_domains": str(self.least_hosts), "most_rows": str(self.most_rows), "rows": str(self.num_rows)}
-
-    @property
-    def most_rows(self) -> int:
-        """Rows that one host may have where their number matters; 0 for any number."""
-        return self.trim_count // self.tolerated if self.least_hosts and self.tolerated else 0
+        """Return what a coordinator must know of where replicas are; nothing where hosts do not matter."""
+        return {"fault_domains": str(self.least_hosts)} if self.least_hosts else {}
 
     def admit(self, rows_of: Mapping[str, int]) -> Admission:
         """Whether a view in which each host can spoil so many rows is good enough."""

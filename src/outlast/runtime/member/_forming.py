@@ -15,7 +15,6 @@ from outlast.core.protocol import (
     RollEntry,
     StepPlan,
     View,
-    plan_of,
 )
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
@@ -206,5 +205,4 @@ class Forming(MemberSeat):
         self.siblings.expect(ExpectLeaves(tuple(first), tuple(share), plan.step, since, index, donors))
 
     def _standard_share(self, view: View) -> list[int]:
-        plan = plan_of(view.members, 0, self.engine.num_leaves, self.engine.num_rows, view.work)
-        return list(plan.leaves[self.env.me])
+        return list(self.member.usual_plan(view).leaves[self.env.me])

@@ -63,7 +63,8 @@ class MemberSeat:
         self.env, self.engine, self.facts, self.guards = env, engine, facts, guards
         self._files = script_files() if env.coordinator is not None else {}
         self.device = device_name(engine.device)
-        self.member = Member(env.me, engine.num_leaves, num_rows=engine.num_rows)
+        by_host = env.config.fault_domain == "host"
+        self.member = Member(env.me, engine.num_leaves, num_rows=engine.num_rows, rows_by_host=by_host)
         self.lock = threading.RLock()
         self.probe, self.progress = env.probe, env.progress
         self._store: Any = None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from outlast.core.policy import ActionCosts, AlarmBelief, AlarmDecision, AlarmPolicy, AlarmState, alarm_name
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.fleet._host_places import enough_without
 from outlast.core.protocol.fleet._vacancies import too_few
 from outlast.core.protocol.fleet.state import FleetState
 
@@ -87,7 +88,7 @@ def weigh(c: FleetState, now_s: float, agent: str, *, first: bool = False) -> No
     successors = _successors(c, agent)
     staying = _num_staying(c, agent)
     elsewhere = bool(successors) or (staying > 0 and _others(c, agent))
-    elsewhere = elsewhere and not too_few(c, staying + len(successors))
+    elsewhere = elsewhere and not too_few(c, staying + len(successors)) and enough_without(c, agent)
     state = AlarmState(
         costs=_costs(c, agent, elsewhere),
         unsaved_s=min(now_s - c.saved_s, _UNSAVED_S),

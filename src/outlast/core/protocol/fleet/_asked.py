@@ -14,7 +14,6 @@ from outlast.core.protocol import operator_messages as om
 from outlast.core.protocol.fleet._vacancies import too_few
 from outlast.core.protocol.fleet.roster import Peer, host_named_in
 from outlast.core.protocol.fleet.state import FleetState
-from outlast.core.protocol.row_plans import row_shares, rows_touched
 
 __all__ = ["Refusal", "ask_out", "check_state_stays", "drain", "evict", "recall", "scale", "slots_of_all", "too_many"]
 
@@ -150,7 +149,8 @@ def _drain(c: FleetState, host: str) -> _Done:
 
 
 def _check_rule_holds(c: FleetState, drained: set[str]) -> None:
-    """A robust rule needs all replicas, and those on so many hosts that no host can spoil more rows than it trims."""
+    """A robust rule needs all replicas, and those on so many hosts that no host can spoil more rows than it trims: how
+    many each has does not matter to it (`row_plans.host_shares`)."""
     agents = c.roster.load(drained)
     needed = int(c.facts.get("fault_domains", "0"))
     if len(agents) < needed:
@@ -161,33 +161,6 @@ def _check_rule_holds(c: FleetState, drained: set[str]) -> None:
     if slots is not None and slots < c.settings.num_replicas:
         have = f"the other hosts have slots for {slots} of the {_many(c.settings.num_replicas, 'replica')}"
         raise Refusal(f"{have} that the run's robust rule needs", "have another join first: outlast agent")
-    most, allowed = max(_rows_without(c, drained).values(), default=0), int(c.facts.get("most_rows", "0"))
-    if allowed and most > allowed:
-        have = f"bears {_many(allowed, 'row')} on a host, and one of those left would have {most}"
-        text = f"with fault_domain = host the run's robust rule {have}"
-        raise Refusal(text, "have another join first, with a slot for each replica here: outlast agent --slots")
-
-
-def _rows_without(c: FleetState, drained: set[str]) -> dict[str, int]:
-    """Rows of each agent, once all that is on the `drained` ones is elsewhere: who stays goes on, then come those that
-    wait already, then new processes where they would be placed."""
-    roster, wanted = c.roster, c.settings.num_replicas
-    view = c.planned or c.view
-    names = [*(view.members if view is not None else ()), *roster.having("ready", "joining", "fresh", "spawning")]
-    there = [peer for name in dict.fromkeys(names) if (peer := roster.peers[name]).alive and peer.agent not in drained]
-    places = [peer.agent for peer in there if not peer.leaving]
-    load = roster.load(drained)
-    for _ in range(len(places), wanted):
-        agent = roster.roomiest(load, computes=True)
-        if agent:
-            load[agent] += 1
-            places.append(agent)
-    rows = int(c.facts.get("rows", "0")) or wanted
-    leaves = c.num_microbatches or rows
-    touched: dict[str, set[int]] = {}
-    for agent, (lo, hi) in zip(places, row_shares(len(places[:wanted]), leaves, rows), strict=False):
-        touched.setdefault(agent, set()).update(rows_touched(range(lo, hi), leaves, rows))
-    return {agent: len(own) for agent, own in touched.items()}
 
 
 def _undrain(c: FleetState, host: str) -> _Done:

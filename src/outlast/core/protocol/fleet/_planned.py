@@ -6,6 +6,7 @@ from typing import Literal
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._bad_links import relieved, well_linked_first
+from outlast.core.protocol.fleet._host_places import make_room, other_hosts_first
 from outlast.core.protocol.fleet._telling import tell_order
 from outlast.core.protocol.fleet._vacancies import held, noted, wait_on
 from outlast.core.protocol.fleet._work import work_of
@@ -23,6 +24,7 @@ def plan_next(c: FleetState) -> None:
     assert view is not None
     if view.held:
         wait_on(c, view)
+    make_room(c, view)
     leaving = [name for name in view.members if c.roster.peers[name].leaving] if c.leaving else []
     vacant = c.settings.num_replicas - len(view.members) + len(leaving)
     switch = bool(leaving) or (vacant > 0 and c.roster.count("ready") > 0) or _relieves(c, view)
@@ -47,6 +49,7 @@ def _switch(c: FleetState, view: View, vacant: int) -> bool:
         staying = _stays_on(c, view)
     if not staying:  # somebody has to hand the state on: the last one goes with the next change
         staying = [view.members[0]]
+    ready = other_hosts_first(c, ready, staying)
     members = c.roster.by_host((*staying, *ready[: max(0, vacant)]))
     others, work, waits = relieved(c, members), work_of(c, members), held(c, members)
     if members == view.members and others == view.relieved and work == view.work and waits == view.held:

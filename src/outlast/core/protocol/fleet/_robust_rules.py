@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet import change as _change
+from outlast.core.protocol.fleet._host_places import wait_in_vain
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.slices import bucket_name, lane_and_bucket
 
@@ -31,8 +32,17 @@ def admitted(c: FleetState, now_s: float, told: m.Admitted) -> None:
 
 
 def tell_in_vain(c: FleetState) -> None:
-    """Say it once where the view's members wait for more and none can come: the restarts are used up."""
-    if c.view is None or c.reports.held_back != c.view.id or c.roster.may_grow(c.view.members):
+    """Say it once where the view's members wait for more and none can come: the restarts are used up, or every host
+    that may have a replica has one."""
+    if c.view is None or c.reports.held_back != c.view.id:
+        return
+    if hosts := wait_in_vain(c, c.view):
+        c.reports.held_back = None
+        text = f"view {c.view.id} waits for other hosts: the run's robust rule needs {hosts}"
+        remedy = "outlast agent has another join, and a drained one is given back by outlast drain --undo"
+        c.journal("notice", level="warning", text=f"{text}: {remedy}")
+        return
+    if c.roster.may_grow(c.view.members):
         return
     c.reports.held_back = None
     told = f"view {c.view.id} waits for more replicas, and none may be started any more ({c.roster.restarts} restarts)"

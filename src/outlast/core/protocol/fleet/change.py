@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._bad_links import relieved, well_linked_first
 from outlast.core.protocol.fleet._beginning import begin_again, forget_view
+from outlast.core.protocol.fleet._host_places import other_hosts_first
 from outlast.core.protocol.fleet._vacancies import held
 from outlast.core.protocol.fleet._work import work_of
 from outlast.core.protocol.fleet.state import Change, FleetState
@@ -142,6 +143,7 @@ def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
     stays = set(staying)
     spares = [name for name in c.roster.having("ready") if name not in change.old and name not in stays]
     spares = well_linked_first(c, [name for name in spares if not peers[name].leaving])
+    spares = other_hosts_first(c, spares, staying)
     vacant = max(0, wanted - len(staying))
     incoming, attached = spares[:vacant], tuple(spares[vacant:])
     members: list[str] = []

@@ -23,9 +23,17 @@ class LinkHalf:
     """Knows what a member was told, and what it answers."""
 
     def __init__(
-        self, me: str, num_microbatches: int, *, committed: int = 0, until: int | None = None, num_rows: int = 1
+        self,
+        me: str,
+        num_microbatches: int,
+        *,
+        committed: int = 0,
+        until: int | None = None,
+        num_rows: int = 1,
+        rows_by_host: bool = False,
     ) -> None:
         self.me, self.num_microbatches, self.num_rows, self.until = me, num_microbatches, num_rows, until
+        self.rows_by_host = rows_by_host  # what a host's members compute counts together
         self.state: Literal["fresh", "joining", "ready", "member"] = "fresh"
         self.unbegun = False  # told of a first view, and has not begun with what the run begins with
         self.epoch = 0

@@ -87,7 +87,7 @@ class Member(LinkHalf):
         view = self._acting()
         if [entry.member for entry in entries] != list(view.members) or any(e.view != view.id for e in entries):
             raise ProtocolViolation(f"roll call of view {view.id} answered by {[e.member for e in entries]}")
-        plan = resolve(self.audits.sound(entries), self.num_microbatches, self.num_rows, view.work)
+        plan = resolve(self.audits.sound(entries), self.num_microbatches, self.num_rows, view.work, self.places())
         if plan.stale:
             self.left = view.id
             return [m.Left(member=self.me, view=view.id, cause="stale member", stale=plan.stale, at_s=now_s)]
@@ -178,8 +178,16 @@ class Member(LinkHalf):
             return []
         due = self._carry_out(self._agreed)
         if self.view is view:
-            self.plan = plan_of(view.members, self.committed, self.num_microbatches, self.num_rows, view.work)
+            self.plan = self.usual_plan(view, self.committed)
         return due
+
+    def usual_plan(self, view: View, step: int = 0) -> StepPlan:
+        """The plan of an undisturbed step in a view."""
+        return plan_of(view.members, step, self.num_microbatches, self.num_rows, view.work, self.places())
+
+    def places(self) -> Mapping[str, str]:
+        """Where members are, if a robust rule's rows count by host; each for itself else."""
+        return self.hosts if self.rows_by_host else {}
 
     def _carry_out(self, agreed: int) -> list[Order]:
         due = self._due(agreed)

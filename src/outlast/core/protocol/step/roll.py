@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outlast.core.protocol.disputes import Claim, disputed, place, void
-from outlast.core.protocol.row_plans import deal_orphans, row_shares, rows_spoilt
+from outlast.core.protocol.row_plans import deal_orphans, host_shares, row_shares, rows_spoilt
 from outlast.core.protocol.tree import Node, leaves_of, shares
 from outlast.core.protocol.types import RollEntry, StepPlan
 from outlast.core.protocol.work_shares import ranges_of
@@ -17,12 +17,20 @@ __all__ = ["plan_of", "resolve"]
 
 
 def plan_of(
-    members: Sequence[str], step: int, num_microbatches: int, num_rows: int = 1, work: Sequence[int] = ()
+    members: Sequence[str],
+    step: int,
+    num_microbatches: int,
+    num_rows: int = 1,
+    work: Sequence[int] = (),
+    hosts: Mapping[str, str] = {},
 ) -> StepPlan:
     """The plan of an undisturbed step: everybody computes its own range; of a robust rule's rows (> 1), whole ones.
-    `work`: microbatches of each, as the view says (`work_shares.py`)."""
+    `work`: microbatches of each, as the view says (`work_shares.py`); `hosts`: where members are, if rows count by
+    host."""
     if num_rows == 1:
         ranges = ranges_of(work, len(members), num_microbatches)
+    elif hosts:
+        ranges = host_shares([hosts.get(name, name) for name in members], num_microbatches, num_rows)
     else:
         ranges = row_shares(len(members), num_microbatches, num_rows)
     leaves = {m: tuple(range(lo, hi)) for m, (lo, hi) in zip(members, ranges, strict=True)}
@@ -30,7 +38,11 @@ def plan_of(
 
 
 def resolve(
-    entries: Sequence[RollEntry], num_microbatches: int, num_rows: int = 1, work: Sequence[int] = ()
+    entries: Sequence[RollEntry],
+    num_microbatches: int,
+    num_rows: int = 1,
+    work: Sequence[int] = (),
+    hosts: Mapping[str, str] = {},
 ) -> StepPlan:
     """The plan for the view whose members said `entries`, in view order.
 
@@ -39,7 +51,8 @@ def resolve(
     microbatch once (invariant: exactly once); what nobody holds is spread evenly over all members, or by whole rows;
     but who is late gets nothing to compute in this step, where others are not. Of a robust rule's rows nobody gets more
     than in an undisturbed step, as the view would wait for others, who never come if nobody is missing: rather than
-    that, each computes its usual range, but for what it holds of that.
+    that, each computes its usual range, but for what it holds of that. `hosts`: where members are, if rows count by
+    host; then no host gets more.
     """
     top = max(entry.committed for entry in entries)
     behind = tuple(e.member for e in entries if e.committed == top - 1)
@@ -53,23 +66,23 @@ def resolve(
     cases = disputed(claims)
     held = _hold_once([e for e in entries if e.committed == top], cases)
     kept = {member: leaves_of(nodes) for member, nodes in held.items()}
-    able = [entry.member for entry in entries if not entry.late] or members
+    able = [entry.member for entry in entries if not entry.late] or members  # with rows nobody is late
     none: dict[str, tuple[int, ...]] = dict.fromkeys(members, ())
+    anew = none | plan_of(able, top, num_microbatches, num_rows, work if able == members else (), hosts).leaves
     if not kept and not cases:
-        leaves = none | plan_of(able, top, num_microbatches, num_rows, work if able == members else ()).leaves
-        return StepPlan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=leaves)
+        return StepPlan(step=top, donor=donor, behind=behind, stale=stale, leaves=anew, orphans=anew)
     have = {leaf for leaves in kept.values() for leaf in leaves}
     lost = [leaf for leaf in range(num_microbatches) if leaf not in have]
     dealt = zip(able, shares(len(able), len(lost)), strict=True)
     orphans = none | {name: tuple(lost[lo:hi]) for name, (lo, hi) in dealt}
     if num_rows > 1:
-        orphans = none | deal_orphans(kept, able, lost, num_microbatches, num_rows)
+        orphans = none | deal_orphans(kept, able, lost, num_microbatches, num_rows, hosts)
     elif cases:
         orphans = place(orphans, cases)
     leaves = {m: tuple(sorted((*kept.get(m, ()), *orphans[m]))) for m in members}
     if num_rows > 1:
-        anew = none | plan_of(able, top, num_microbatches, num_rows).leaves
-        if _most_rows(leaves, num_microbatches, num_rows) > _most_rows(anew, num_microbatches, num_rows):
+        most, usual = (_most_rows(own, num_microbatches, num_rows, hosts) for own in (leaves, anew))
+        if most > usual:
             leaves, orphans = anew, {m: _unheld(own, held.get(m, ())) for m, own in anew.items()}
     return StepPlan(step=top, donor=donor, behind=behind, stale=stale, leaves=leaves, orphans=orphans, claims=claims)
 
@@ -80,9 +93,11 @@ def _unheld(own: Sequence[int], nodes: Sequence[Node]) -> tuple[int, ...]:
     return tuple(leaf for leaf in own if leaf not in have)
 
 
-def _most_rows(leaves: Mapping[str, Sequence[int]], num_microbatches: int, num_rows: int) -> int:
-    """Rows that one member could spoil."""
-    return max(rows_spoilt({}, [leaves], num_microbatches, num_rows).values())
+def _most_rows(
+    leaves: Mapping[str, Sequence[int]], num_microbatches: int, num_rows: int, hosts: Mapping[str, str]
+) -> int:
+    """Rows that one member, or host, could spoil."""
+    return max(rows_spoilt(hosts, [leaves], num_microbatches, num_rows).values())
 
 
 def _hold_once(entries: Sequence[RollEntry], cases: Mapping[int, Sequence[Claim]]) -> dict[str, list[Node]]:
