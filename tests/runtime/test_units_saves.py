@@ -52,12 +52,12 @@ Made = Callable[..., tuple[Saves, Trained, list[Any]]]
 def made(tmp_path: Path) -> Iterator[Made]:
     opened: list[tuple[Saves, int]] = []
 
-    def make(every: int = 0) -> tuple[Saves, Trained, list[Any]]:
+    def make(every: int = 0, me: str = "r0.1") -> tuple[Saves, Trained, list[Any]]:
         model = nn.Linear(4, 3)
         state = State(model, [torch.optim.SGD(model.parameters(), lr=0.1)], [], {})
         engine: Any = SimpleNamespace(state=state, frozen=[], stopped="", stop_wanted="", restore_buffers=lambda: None)
         env: Any = SimpleNamespace(
-            me="r0.1", place=0, width=1, hold="", run_id="a-run", config=RunConfig(), probe=Probe("r0.1", None),
+            me=me, place=0, width=1, hold="", run_id="a-run", config=RunConfig(), probe=Probe(me, None),
             until="",
         )  # fmt: skip
         settings = SaveSettings(

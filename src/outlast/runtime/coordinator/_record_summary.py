@@ -73,6 +73,7 @@ class _Folded(msgspec.Struct, frozen=True, kw_only=True):
     record: msgspec.Raw
     begun: list[Save]
     published: list[Save]
+    failed: list[Save]
     progress: ToldProgress
 
 
@@ -82,7 +83,7 @@ class JournalFold:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self.record = RunRecord(min_s=config.checkpoint_min_s, num_replicas=config.replicas)
-        self.begun, self.published = KnownSaves(), KnownSaves()
+        self.begun, self.published, self.failed = KnownSaves(), KnownSaves(), KnownSaves()
         self.progress = ToldProgress()
 
     def take(self, event: ev.AnyEvent) -> None:
@@ -93,6 +94,9 @@ class JournalFold:
         elif isinstance(event, ev.CheckpointBegan | ev.CheckpointSaved):
             known = self.begun if isinstance(event, ev.CheckpointBegan) else self.published
             known.add(((event.view[0], event.view[1]), event.step))
+        elif isinstance(event, ev.CheckpointFailed):  # the newest one of that step, which says no view
+            for save in [save for save in self.begun if save[1] == event.step][-1:]:
+                self.failed.add(save)
 
     def dump(self) -> bytes:
         """Return all that was folded, for `load`: some ten kilobytes at most, however long the run is."""
@@ -100,6 +104,7 @@ class JournalFold:
             record=msgspec.Raw(self.record.dump()),
             begun=list(self.begun),
             published=list(self.published),
+            failed=list(self.failed),
             progress=self.progress,
         )
         return msgspec.msgpack.encode(folded)
@@ -110,6 +115,7 @@ class JournalFold:
         self.record.load(folded.record)
         self.begun.load(folded.begun)
         self.published.load(folded.published)
+        self.failed.load(folded.failed)
         self.progress = folded.progress
 
     def copy(self) -> JournalFold:

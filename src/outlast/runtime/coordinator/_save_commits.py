@@ -78,8 +78,10 @@ class SaveCommits:
             self._said(name, message.event)
         elif isinstance(message, wire.SaveCertified):
             self.certified(message.step)
-        elif isinstance(message, wire.SaveLost):
+        elif isinstance(message, wire.SaveLost) and message.save not in self._dead:
             self._lost(message.save, message.writer, message.reason)
+        elif isinstance(message, wire.SaveLost):  # said again, by who has not heard the answer
+            self._settle([name], message.save, None, self._dead[message.save])
         elif self._place.base is None or message.save.view > self._commit.view:
             self._early = [*self._early[-_REMEMBERED:], (name, message)]
         elif message.save in self._dead:

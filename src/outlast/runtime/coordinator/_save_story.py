@@ -27,7 +27,7 @@ class SaveStory:
 
     def __init__(self, earlier: JournalFold, write: Callable[..., None]) -> None:
         self._write = write
-        self._begun, self._saved = earlier.begun, earlier.published
+        self._begun, self._saved, self._failed_before = earlier.begun, earlier.published, earlier.failed
         self._promises: dict[SaveId, dict[int, SaveDone]] = defaultdict(dict)
         self._differing: list[Any] = []
         self.why = ""
@@ -77,9 +77,11 @@ class SaveStory:
         return max((c.asked for c in costs), default=0)
 
     def failed(self, save: SaveId, cause: str, reason: str, url: str) -> None:
-        """Tell that a save came to nothing."""
+        """Tell that a save came to nothing, unless an earlier coordinator has."""
         self._promises.pop(save, None)
         self.why = reason
+        if (save.view, save.step) in self._failed_before:
+            return
         self._write("checkpoint_failed", step=save.step, cause=cause, reason=reason, url=url)
 
     def said(self, name: str, event: Any) -> None:

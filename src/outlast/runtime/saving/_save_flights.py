@@ -19,7 +19,7 @@ from outlast.checkpoint import save_events as ce
 from outlast.checkpoint.room import give_back, make_room
 from outlast.core.policy import RunRecord
 from outlast.core.protocol import ViewId
-from outlast.core.protocol.saves.agreement import SavePromise, SaveVotes, learn_stable
+from outlast.core.protocol.saves.agreement import LostSaves, SavePromise, SaveVotes, learn_stable
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.saving.archives import archive_of, occupied
@@ -80,7 +80,7 @@ class SaveFlights:
         self._base: int | None = None
         self._view: ViewId | None = None
         self._prepared: concurrent.futures.Future[None] | None = None
-        self._votes = SaveVotes()
+        self._votes, self._gone = SaveVotes(), LostSaves()
         self._held_up = self._why_lost = ""
         self._ended = False
         self._saved = self._certified = -1  # the newest step published, and the newest one certified since
@@ -148,6 +148,9 @@ class SaveFlights:
         handle = flight.handle
         return wire.SaveBegun(member=self.env.me, save=handle.save, writer=handle.part.writer, reason=flight.reason)
 
+    def _lost_message(self, save: SaveId, reason: str) -> wire.SaveLost:
+        return wire.SaveLost(member=self.env.me, save=save, writer=self.archive.replica, reason=reason)
+
     def _done_message(self, flight: SaveFlight, report: PartReport) -> wire.SaveDone:
         handle, until = flight.handle, self.member.until or 0
         return wire.SaveDone(
@@ -167,12 +170,14 @@ class SaveFlights:
 
     def _lost(self, save: SaveId, reason: str) -> None:
         self._why_lost = reason
+        with self._lock:
+            self._gone.add(save, reason)
         if self._record is not None:
             self._record.failed()
         if self._send is None:
             print(f"outlast: the save of step {save.step} failed, training goes on: {reason}", file=sys.stderr)
         else:
-            self._send([wire.SaveLost(member=self.env.me, save=save, writer=self.archive.replica, reason=reason)])
+            self._send([self._lost_message(save, reason)])
         os.eventfd_write(self._wake_fd, 1)
 
     def _committed(self, flight: SaveFlight, done: concurrent.futures.Future[int]) -> None:
@@ -213,18 +218,27 @@ class SaveFlights:
                 flight = self._flights.pop(message.save, None)
                 if message.generation is not None:
                     self._saved = max(self._saved, message.save.step)
+                    self._gone.passed(message.save)
                 elif self._base is not None:
+                    self._gone.add(message.save, message.reason)
                     self._votes.lost(ViewId(message.save.epoch - self._base, message.save.n), message.save.step)
                     os.eventfd_write(self._wake_fd, 1)
                 if flight is not None:
                     self._let_go(flight, message.generation)
 
     def repeat(self) -> list[wire.FromMember]:
-        """What a coordinator that was out of reach may have missed: what has begun, and promises not yet answered."""
+        """What a coordinator that was out of reach may have missed: what has begun, promises not yet answered, and what
+        came to nothing in this view, which only the one before it may have been told or have decided."""
         self.others.said(None)
+        view = self.member.view
         with self._lock:
             unsaid, self._unsaid, self._connected = self._unsaid, [], True
-            return [*unsaid, *(f.sent or self._began_message(f) for f in self._flights.values())]
+            lost = self._gone.of((self._base + view.id.epoch, view.id.n)) if self._base is not None and view else []
+            return [
+                *unsaid,
+                *(flight.sent or self._began_message(flight) for flight in self._flights.values()),
+                *(self._lost_message(save, why) for save, why in lost),
+            ]
 
     def certify(self, step: int) -> None:
         """The state after `step` was verified: the newest generation up to it is certified."""

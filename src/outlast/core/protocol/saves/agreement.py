@@ -16,11 +16,12 @@ from typing import TypeVar
 from outlast.core.protocol.saves.commit import SaveId
 from outlast.core.protocol.types import ViewId
 
-__all__ = ["CANNOT", "SavePromise", "SaveVotes", "learn_stable"]
+__all__ = ["CANNOT", "LostSaves", "SavePromise", "SaveVotes", "learn_stable"]
 
 CANNOT = -1
 """A vote: no save after this step."""
 
+_REMEMBERED = 8  # saves that came to nothing in a row; a member has two under way at most
 _LOCALLY = 1  # a vote: this member wants one by itself; the coordinator's requests have higher numbers
 
 
@@ -89,6 +90,35 @@ class SaveVotes:
     def awaits_stop(self, view: ViewId, step: int) -> bool:
         """Whether the run may still stop with the save just tried, so that no step is begun."""
         return self.stops(view, step) and (view, step) not in self._lost
+
+
+class LostSaves:
+    """Saves of one view that came to nothing, as one member knows: its own part failed, or the coordinator gave them
+    up. One that takes over has heard neither from the one before it, and would wait for these with whoever still holds
+    a part; so they are said again."""
+
+    def __init__(self) -> None:
+        self._view: tuple[int, int] = (0, 0)
+        self._why: dict[SaveId, str] = {}
+        self._published: SaveId | None = None  # the newest
+
+    def add(self, save: SaveId, reason: str) -> None:
+        """Know it from now on, with what earlier views have lost forgotten."""
+        if save.view > self._view:
+            self._view, self._why = save.view, {}
+        if save.view == self._view and (self._published is None or save > self._published):
+            self._why.setdefault(save, reason)
+            for old in list(self._why)[:-_REMEMBERED]:
+                del self._why[old]
+
+    def passed(self, published: SaveId) -> None:
+        """This one was published: nobody waits for those before it."""
+        self._published = max(published, self._published or published)
+        self._why = {save: why for save, why in self._why.items() if save > self._published}
+
+    def of(self, view: tuple[int, int]) -> list[tuple[SaveId, str]]:
+        """What is said again in this view: (save, why)."""
+        return list(self._why.items()) if view == self._view else []
 
 
 @dataclass(slots=True, kw_only=True)
