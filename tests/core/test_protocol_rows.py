@@ -13,6 +13,7 @@ from outlast.core.protocol import (
     ViewId,
     owners_of,
     plan_of,
+    rows_spoilt,
     rows_touched,
     shares,
 )
@@ -180,3 +181,31 @@ def test_after_a_death_nobody_answers_for_more_rows_than_in_an_undisturbed_step(
     for name in names:  # what is called lost is what nobody's own sums have
         kept = {leaf for leaf, _ in held[name]}
         assert set(plan.orphans[name]) == set(plan.leaves[name]) - kept
+
+
+@given(st.data())
+def test_no_host_answers_for_more_than_its_even_share_of_rows_wherever_members_are(data: st.DataObject) -> None:
+    """Neither in an undisturbed step nor after a death; every microbatch is somebody's."""
+    num_leaves, num_rows = data.draw(st.integers(6, 12)), data.draw(st.integers(2, 6))
+    places = data.draw(st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=8))
+    hosts = {f"r{i}.1": place for i, place in enumerate(places)}
+    names = list(hosts)
+    usual = plan_of(names, 3, num_leaves, num_rows, (), hosts)
+    owner = data.draw(st.lists(st.sampled_from([*names, ""]), min_size=num_leaves, max_size=num_leaves))  # "": it died
+    held = {name: tuple((leaf, leaf + 1) for leaf, who in enumerate(owner) if who == name) for name in names}
+    said = {"view": ViewId(1, 2), "committed": 3, "keeps_output": False, "fingerprint": 0, "outcome": 0}
+    entries = [RollEntry(member=name, held=held[name], **said) for name in names]
+    for plan in (usual, resolve(entries, num_leaves, num_rows, (), hosts)):
+        most = max(rows_spoilt(hosts, [plan.leaves], num_leaves, num_rows).values())
+        assert most <= most_rows_per_host(num_rows, len(set(places)))
+        assert sorted(leaf for own in plan.leaves.values() for leaf in own) == list(range(num_leaves))
+
+
+def test_a_host_with_more_members_gets_the_odd_row_and_each_of_its_members_a_part() -> None:
+    """Three rows of four on hosts a, b, a: two for a, one for each of its members."""
+    hosts = {"r0": "b", "r1": "a", "r2": "a"}
+    leaves = plan_of(list(hosts), 0, 12, 3, (), hosts).leaves
+    assert {name: rows_touched(own, 12, 3) for name, own in leaves.items()} == {"r0": [0], "r1": [1], "r2": [2]}
+    many = {f"r{i}": place for i, place in enumerate("abcab")}
+    shared = plan_of(list(many), 0, 12, 2, (), many).leaves
+    assert rows_spoilt(many, [shared], 12, 2) == {"a": 1, "b": 1, "c": 1}

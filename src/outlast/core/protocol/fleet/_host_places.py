@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from outlast.core.protocol.fleet._asked import ask_out
-from outlast.core.protocol.fleet._vacancies import too_few
+from outlast.core.protocol.fleet._vacancies import decided, too_few
 from outlast.core.protocol.fleet.roster import Peer
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.types import View
@@ -51,13 +51,14 @@ def make_room(c: FleetState, view: View) -> None:
         return
     peers = c.roster.peers
     hosts = Counter(peers[name].agent for name in view.members)
-    if len(hosts) >= needed or any(peers[name].leaving for name in view.members):
+    if len(hosts) >= needed or any(peer.leaving and peer.alive for peer in peers.values()):  # whose slot will be free
         return
     elsewhere = [p for p in peers.values() if p.alive and not p.leaving and p.agent not in hosts]
-    if any(peer.status == "ready" for peer in elsewhere):
+    out = None
+    if not elsewhere:
+        out = _to_start_anew(c, view, hosts)
+    elif len(view.members) >= c.settings.num_replicas and any(peer.status == "ready" for peer in elsewhere):
         out = _doubled(c, view, hosts)
-    else:
-        out = _to_start_anew(c, view, hosts) if not elsewhere else None
     if out is not None:
         ask_out(c, [out])
         why = f"the run's robust rule needs replicas on {needed} hosts, and has them on {len(hosts)}"
@@ -89,9 +90,8 @@ def _to_start_anew(c: FleetState, view: View, hosts: Counter[str]) -> Peer | Non
     """Who leaves so that its slot gets a process on a host that has none: a spare rather than a member."""
     spares = [p for p in c.roster.peers.values() if p.alive and p.joined and p.name not in c.current and not p.leaving]
     out = spares[-1] if spares else None
-    if out is None and _may_lack_one(c, view):
-        out = _doubled(c, view, hosts)
-    if out is None:
+    out = out or _doubled(c, view, hosts)
+    if out is None or (out.name in c.current and not _may_lack(c, view, out.name)):
         return None
     load = c.roster.load()
     if out.agent in load:
@@ -100,6 +100,7 @@ def _to_start_anew(c: FleetState, view: View, hosts: Counter[str]) -> Peer | Non
     return out if agent and agent not in hosts else None
 
 
-def _may_lack_one(c: FleetState, view: View) -> bool:
-    """Whether the others may wait for one, or go on: too few of them might stop the run."""
-    return not too_few(c, len(view.members) - 1) or c.settings.vacancies.kind in ("shrink", "wait")
+def _may_lack(c: FleetState, view: View, name: str) -> bool:
+    """Whether the others would wait for the next one, or go on: too few of them might stop the run."""
+    rest = [member for member in view.members if member != name]
+    return not too_few(c, len(rest)) or decided(c, rest).action != "stop"

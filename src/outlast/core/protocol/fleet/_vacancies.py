@@ -18,7 +18,7 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.types import View
 
-__all__ = ["believed", "held", "noted", "save_awaited", "stop_if_too_few", "too_few", "wait_on"]
+__all__ = ["believed", "decided", "held", "noted", "save_awaited", "stop_if_too_few", "too_few", "wait_on"]
 
 _LATER_S = 1e-3  # clocks may say that a time is over a little before it is
 
@@ -37,7 +37,7 @@ def save_awaited(c: FleetState, now_s: float, said: m.SaveAwaited) -> None:
 
 def held(c: FleetState, members: Sequence[str]) -> bool:
     """Whether these, who are to be the next view, or are of a held one, wait in it."""
-    return _lost(c, members) and not _stops(c) and _decided(c, members).action == "wait"
+    return _lost(c, members) and not _stops(c) and decided(c, members).action == "wait"
 
 
 def noted(c: FleetState, view: View) -> None:
@@ -46,7 +46,7 @@ def noted(c: FleetState, view: View) -> None:
     if not _lost(c, view.members) or _stops(c):
         c.shortage.since_s = math.nan
         return
-    found, reason = _decided(c, view.members), c.settings.vacancies.reason(_belief(c), _state(c, view.members))
+    found, reason = decided(c, view.members), c.settings.vacancies.reason(_belief(c), _state(c, view.members))
     if found.action == "stop":
         c.shortage.stopping = reason
     elif view.held != waited or (c.settings.vacancies.kind == "auto" and not view.held):
@@ -61,7 +61,7 @@ def wait_on(c: FleetState, view: View) -> None:
     """The view is formed, and held: be reminded when the time for that is over."""
     if math.isnan(c.shortage.since_s):
         c.shortage.since_s = c.now_s  # an earlier coordinator had them wait
-    left_s = _decided(c, view.members).wait_s
+    left_s = decided(c, view.members).wait_s
     if 0.0 < left_s < math.inf:
         c.timer("vacancy", left_s + _LATER_S)
 
@@ -103,7 +103,8 @@ def _num_let_go(c: FleetState, view: View, members: Sequence[str]) -> int:
     return sum((peer.leaving and not peer.going) or peer.name in asked_out for peer in absent)
 
 
-def _decided(c: FleetState, members: Sequence[str]) -> VacancyDecision:
+def decided(c: FleetState, members: Sequence[str]) -> VacancyDecision:
+    """What the policy has these do, who are fewer than should train."""
     return c.settings.vacancies.decide(_belief(c), _state(c, members))
 
 
