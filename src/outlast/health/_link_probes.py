@@ -1,20 +1,26 @@
 """Watching links: datagrams between hosts, what of them is lost or late, and which links of a known fabric explain it.
 
 Role: `outlast health links`. Each host answers and probes; what came back is a line of a file, and whoever reads the
-lines of all hosts can say which link is bad (`core.reliability.localise_links`). No torch. A datagram carries the
-fabric's digest, so strangers are ignored; an answer is as long as its question, so nobody is flooded through us.
+lines of all hosts can say which link is bad (`core.reliability.localise_links`). No torch.
+
+A datagram carries the fabric's digest, which keeps out who is wrong here, not who has read the fabric. So each host
+gives every other a token, which only who receives its datagrams knows, and each question a number that cannot be
+guessed: whoever forges a source, or repeats what was said once, is not taken for it. An answer is as long as its
+question, so nobody is flooded through us. Who sees the datagrams pass can forge them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 import select
 import socket
 import struct
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -23,11 +29,13 @@ from outlast.errors import ConfigError, EnvironmentFault, nearest
 
 __all__ = ["BadLink", "Fabric", "LinkProbe", "LinkReport", "ProbedPair", "link_report", "load_fabric", "read_probes"]
 
-_HEAD = struct.Struct(">8sBIQ")  # digest, kind, round, number
+_HEAD = struct.Struct(">8sBQQQ")  # digest, kind, the token given to the other, the one received from it, number
+_VERSION = b"outlast probes 2\n"
 _PADDED = 512
 _QUESTION, _ANSWER, _DONE = 0, 1, 2
 _AGAIN_S = 0.1
 _BUFFER_BYTES = 4 << 20
+_AT_ONCE = 64  # datagrams, until the time is looked at
 _FAREWELLS = 5  # a word that may be lost is said more than once
 
 
@@ -117,6 +125,18 @@ def load_fabric(path: Path) -> Fabric:
     return msgspec.structs.replace(found, digest=hashlib.sha256(data).digest()[:8])
 
 
+@dataclass(slots=True)
+class _Peer:
+    """Another host. `given`: the token that proves that it hears us; `learnt`: the one that it gave, 0 until it has
+    proved itself; `took`: seconds until it answered, by number of the question in this round."""
+
+    host: str
+    given: int
+    learnt: int = 0
+    took: dict[int, float] = field(default_factory=dict)
+    done: bool = False
+
+
 class LinkProbe:
     """Answers the others and probes them, in one thread: `start`, rounds, `finish`, `close`. `count`: datagrams to each
     host a round, `wait_s`: for the last of them. `lose(host, number)`: tests say what does not arrive."""
@@ -146,11 +166,11 @@ class LinkProbe:
             raise EnvironmentFault(
                 f"{me} cannot listen at {fabric.hosts[me]}: {error.strerror}", remedy="its own address, and a free port"
             ) from error
-        self._targets = {fabric.address(host): host for host in fabric.hosts if host != me}
+        others = [host for host in fabric.hosts if host != me]
+        self._peers = {fabric.address(host): _Peer(host, secrets.randbits(64) | 1) for host in others}
+        self._digest = hashlib.sha256(_VERSION + fabric.digest).digest()[:8]
         self._round = 0
-        self._sent: dict[tuple[str, int], float] = {}
-        self._took: dict[str, dict[int, float]] = {}
-        self._done: set[str] = set()
+        self._sent: dict[tuple[str, int], tuple[int, float]] = {}  # (host, number) -> which question of the round, when
         self._heard_s = clock()
 
     def close(self) -> None:
@@ -158,40 +178,46 @@ class LinkProbe:
 
     def start(self, patience_s: float) -> list[str]:
         """Wait until every host has answered once; returns those that have not, which count as lost from then on."""
-        until, here = self._clock() + patience_s, set(self._targets.values())
+        until, here = self._clock() + patience_s, {peer.host for peer in self._peers.values()}
         while here and self._clock() < until:
             self._ask(1)
-            self._listen(_AGAIN_S, lambda: all(self._took.values()))
-            here -= {host for host, row in self._took.items() if row}
+            self._listen(_AGAIN_S, lambda: all(peer.took for peer in self._peers.values()))
+            here -= {peer.host for peer in self._peers.values() if peer.took}
         return sorted(here)
 
     def round(self) -> list[ProbedPair]:
         """Ask everybody, and answer everybody, until all have answered or `wait_s` after the last question."""
         self._ask(self._count)
-        self._listen(self._wait_s, lambda: all(len(row) == self._count for row in self._took.values()))
+        self._listen(self._wait_s, lambda: all(len(peer.took) == self._count for peer in self._peers.values()))
         return self._counted()
 
     def finish(self, patience_s: float) -> None:
         """Answer those who still ask: until all have said that they are done, or nobody has asked for so long."""
         self._heard_s = self._clock()
-        while self._done != set(self._targets.values()) and self._clock() - self._heard_s < patience_s:
+        while not self._all_done() and self._clock() - self._heard_s < patience_s:
             self._tell_done()
-            self._listen(_AGAIN_S, lambda: self._done == set(self._targets.values()))
+            self._listen(_AGAIN_S, self._all_done)
         for _ in range(_FAREWELLS):
             self._tell_done()
 
+    def _all_done(self) -> bool:
+        return all(peer.done for peer in self._peers.values())
+
     def _tell_done(self) -> None:
-        for address in self._targets:
-            self._send(_DONE, 0, 0, address)
+        for address, peer in self._peers.items():
+            self._send(_DONE, peer.learnt, 0, address)
 
     def _ask(self, count: int) -> None:
         self._round += 1
-        self._sent, self._took = {}, {host: {} for host in self._targets.values()}
-        for number in range(count):
-            for address, host in self._targets.items():
-                self._sent[host, number] = self._clock()
-                if not self._lose(host, number):
-                    self._send(_QUESTION, self._round, number, address)
+        self._sent = {}
+        for peer in self._peers.values():
+            peer.took = {}
+        for which in range(count):
+            for address, peer in self._peers.items():
+                number = secrets.randbits(64)
+                self._sent[peer.host, number] = which, self._clock()
+                if not self._lose(peer.host, which):
+                    self._send(_QUESTION, peer.learnt, number, address)
             self._serve(0.0)
 
     def _listen(self, seconds: float, enough: Callable[[], bool]) -> None:
@@ -199,38 +225,46 @@ class LinkProbe:
         while not enough() and (left := until - self._clock()) > 0:
             self._serve(left)
 
-    def _send(self, kind: int, number: int, which: int, address: tuple[str, int]) -> None:
-        head = _HEAD.pack(self.fabric.digest, kind, number, which)
+    def _send(self, kind: int, proof: int, number: int, address: tuple[str, int]) -> None:
+        head = _HEAD.pack(self._digest, kind, self._peers[address].given, proof, number)
         try:
             self._socket.sendto(head + bytes(_PADDED - len(head)), address)
         except OSError:  # no route, or no room: it is lost, which is what is counted
             return
 
     def _serve(self, timeout_s: float) -> None:
+        """Take what has arrived, or arrives in that time; not all of a flood, which has no end."""
         poll = select.poll()  # not select: a process may have more descriptors than that takes
         poll.register(self._socket, select.POLLIN)
         if not poll.poll(timeout_s * 1000.0):
             return
-        while True:
+        for _ in range(_AT_ONCE):
             try:
                 data, address = self._socket.recvfrom(2048)
             except BlockingIOError:
                 return
             except OSError:  # an ICMP error; it does not say which question was refused, and that one counts as lost
                 continue
-            if len(data) == _PADDED and address in self._targets:
-                self._take(self._targets[address], address, *_HEAD.unpack_from(data))
+            if len(data) == _PADDED and address in self._peers:
+                self._take(self._peers[address], address, *_HEAD.unpack_from(data))
 
-    def _take(self, host: str, address: tuple[str, int], digest: bytes, kind: int, number: int, which: int) -> None:
-        if digest != self.fabric.digest:
+    def _take(
+        self, peer: _Peer, address: tuple[str, int], digest: bytes, kind: int, given: int, proof: int, number: int
+    ) -> None:
+        if digest != self._digest:
             return
+        proved = proof == peer.given
+        if proved:
+            peer.learnt = given
         if kind == _QUESTION:
+            self._send(_ANSWER, given, number, address)  # the first of each cannot prove anything yet
+        if kind == _QUESTION and proved:
             self._heard_s = self._clock()
-            self._send(_ANSWER, number, which, address)
-        elif kind == _DONE:
-            self._done.add(host)
-        elif kind == _ANSWER and number == self._round and (host, which) in self._sent:
-            self._took[host].setdefault(which, self._clock() - self._sent[host, which])
+        elif kind == _DONE and proved:
+            peer.done = True
+        elif kind == _ANSWER and proved and (peer.host, number) in self._sent:
+            which, sent_s = self._sent[peer.host, number]
+            peer.took.setdefault(which, self._clock() - sent_s)
 
     def _counted(self) -> list[ProbedPair]:
         return [
@@ -238,13 +272,13 @@ class LinkProbe:
                 at_s=self._wall(),
                 round=self._round,
                 source=self.me,
-                target=host,
+                target=peer.host,
                 sent=self._count,
-                lost=self._count - len(row),
-                late=sum(each > self._late_s for each in row.values()),
-                median_s=sorted(row.values())[len(row) // 2] if row else None,
+                lost=self._count - len(peer.took),
+                late=sum(each > self._late_s for each in peer.took.values()),
+                median_s=sorted(peer.took.values())[len(peer.took) // 2] if peer.took else None,
             )
-            for host, row in self._took.items()
+            for peer in self._peers.values()
         ]
 
 
