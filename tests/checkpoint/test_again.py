@@ -320,10 +320,10 @@ def test_every_save_of_a_run_holds_the_state_of_its_own_step(engine: CheckpointE
             optimizer.add_param_group({"params": list(model[1].parameters()), "lr": 0.01})
         if step == 7:
             model[1].weight = model[0].weight  # tied from here on
-        before = engine._schema
+        before = engine.shares.schema
         tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         handle = engine.save(step, tree, wait=True)
-        recognised.append(engine._schema is before)
+        recognised.append(engine.shares.schema is before)
         assert equal(tree, saved(engine, handle)), step
         if step == 7:
             break

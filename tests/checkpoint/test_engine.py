@@ -103,7 +103,7 @@ def test_a_share_that_grows_is_allocated_beside_the_step(tmp_path: pathlib.Path,
     engine.set_members(0, 1)
     assert engine.save(1, state(1.0, 4_000_000)) is None
     assert "enlarged" in log[-1].reason
-    engine._preparer.submit(int).result(10)
+    engine.slots.preparer.submit(int).result(10)
     assert engine.host_bytes > before
     handle = engine.save(2, state(2.0, 4_000_000))
     assert handle is not None
@@ -127,10 +127,10 @@ def test_a_slot_that_comes_free_after_the_share_has_grown_is_enlarged_before_it_
     gate.open.set()
     first.durable.result(10)
     second.durable.result(10)
-    while engine._arena.num_leased:
+    while engine.slots.arena.num_leased:
         engine._writers.submit(int).result(10)
     assert not engine.can_save
-    engine._preparer.submit(int).result(10)
+    engine.slots.preparer.submit(int).result(10)
     assert engine.can_save
     assert events.SaveDelayed not in {type(e) for e in log}
     third = engine.save(3, state(3.0, 4_000_000))

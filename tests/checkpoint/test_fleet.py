@@ -293,7 +293,7 @@ def test_any_schedule_of_saves_losses_and_view_changes_leaves_a_whole_newest_gen
             fleet.commit = CommitState()
             fleet.send(ViewChanged(view=fleet.view, writers=tuple(fleet.engines)), StepStable(step=step - 1))
             for engine in fleet.engines.values():  # members drop what the new coordinator does not know
-                for save in list(engine._handles):
+                for save in list(engine.saves.handles):
                     if not any(s == save for s, _ in fleet.mail):
                         engine.settle(save, None)
         newest = fleet.newest()

@@ -145,7 +145,7 @@ def test_little_patience_with_a_disk_is_none_with_copying(tmp_path: pathlib.Path
     assert handle.durable.result(20).writer == 0
     engine._copier.shutdown()
     engine._writers.shutdown()
-    assert engine._arena.num_leased == 0, "its slot must come back"
+    assert engine.slots.arena.num_leased == 0, "its slot must come back"
     engine.close()
 
 
@@ -158,12 +158,12 @@ def test_saves_may_settle_while_bases_are_looked_up(tmp_path: pathlib.Path) -> N
     class Settles:
         @property
         def base(self) -> Any:
-            engine._handles.pop(second.save, None)  # as another thread does it in between
+            engine.saves.handles.pop(second.save, None)  # as another thread does it in between
             return {}, None
 
-    engine._handles[first.save] = Settles()  # type: ignore[assignment]
+    engine.saves.handles[first.save] = Settles()  # type: ignore[assignment]
     engine.prune()
-    assert second.save not in engine._handles, "it did settle while the bases were being looked up"
+    assert second.save not in engine.saves.handles, "it did settle while the bases were being looked up"
     engine.close()
 
 
@@ -305,7 +305,7 @@ def test_a_save_that_no_thread_is_to_be_had_for_fails_and_the_next_does_not(
     assert handle is not None
     assert isinstance(engine.commit_later(handle).exception(20), RuntimeError)
     assert [event.reason for event in log if isinstance(event, events.SaveFailed)] == ["can't start new thread"]
-    assert engine._arena.num_leased == 0, "its slot must come back"
+    assert engine.slots.arena.num_leased == 0, "its slot must come back"
     refuse.clear()
     handle = engine.save(2, state(2.0))
     assert handle is not None

@@ -20,7 +20,6 @@ MOST_ATTRIBUTES = 15
 KNOWING_MORE = {
     "adapters/ray.py:_Placed",
     "checkpoint/_handle.py:Handle",
-    "checkpoint/_snapshots.py:SnapshotWriter",
     "cli/_prove_run.py:Options",
     "core/policy/_record.py:RunRecord",
     "core/protocol/fleet/roster.py:Roster",

@@ -9,29 +9,36 @@ when to save or whether a save may be published: that is `core.policy` and `core
 from __future__ import annotations
 
 import concurrent.futures
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from outlast.checkpoint import save_events as events
 from outlast.checkpoint._handle import Handle
-from outlast.checkpoint._memory import MemoryStore
+from outlast.checkpoint._memory import Hold, MemoryStore
+from outlast.checkpoint._open import open_store
 from outlast.checkpoint._publish import publish
+from outlast.checkpoint._shares import Shares
+from outlast.checkpoint._snapshot_slots import SnapshotSlots
 from outlast.checkpoint._snapshots import SnapshotWriter
 from outlast.checkpoint._writer import base_of
-from outlast.checkpoint.draining import Drain
+from outlast.checkpoint.draining import Drain, Drainer
 from outlast.checkpoint.ladder import Rung, first_valid
 from outlast.checkpoint.loading import LoadedState, fill_in_place, fresh, rebuild, select
+from outlast.checkpoint.neighbours import Neighbours
 from outlast.checkpoint.patience import newest_of
 from outlast.checkpoint.reader import Reader, Skip
-from outlast.checkpoint.retention import PruneResult, prune
+from outlast.checkpoint.retention import PruneResult, Retention, prune
 from outlast.checkpoint.state_tensors import flatten
 from outlast.checkpoint.store import Store
-from outlast.checkpoint.threads import within
+from outlast.checkpoint.threads import Threads, be_nice, within
 from outlast.core.protocol.saves.commit import PartReport, SaveId
 from outlast.errors import CheckpointError
 
 __all__ = ["CheckpointEngine", "Handle", "LoadedState"]
 
+_NICE_DRAIN = 10
 _LEAVE_S = 10.0  # how long the end of the process waits for threads whose work is of no use any more
 
 
@@ -43,6 +50,46 @@ class CheckpointEngine(SnapshotWriter):
     called from several threads.
     Raises `ConfigError` for a target of no known kind.
     """
+
+    def __init__(
+        self,
+        target: str | Store,
+        *,
+        replica: int = 0,
+        num_replicas: int = 1,
+        run: str = "",
+        extra: dict[str, str] | None = None,
+        drain_to: str | Store | None = None,
+        hold: Hold | None = None,
+        local_replica: int | None = None,
+        num_slots: int = 2,
+        retention: Retention | None = None,
+        incremental: bool = True,
+        num_retries: int = 2,
+        retry_s: float = 0.5,
+        timeout_s: float = 600.0,
+        writer_of: Callable[[int], int | Sequence[int]] | None = None,
+        on_event: Callable[[events.CheckpointEvent], None] | None = None,
+        probe: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        nonce: Callable[[], str] | None = None,
+    ) -> None:
+        super().__init__(
+            open_store(target) if isinstance(target, str) else target,
+            Shares(replica, num_replicas, writer_of),
+            SnapshotSlots(num_slots, hold, replica if local_replica is None else local_replica, run, timeout_s),
+            incremental=incremental, num_retries=num_retries, retry_s=retry_s, timeout_s=timeout_s,
+            on_event=on_event, probe=probe, clock=clock, nonce=nonce,
+        )  # fmt: skip
+        self.run, self._extra, self._wall = run, extra, wall
+        self.far = open_store(drain_to) if isinstance(drain_to, str) else drain_to
+        self.retention = retention if retention is not None else Retention()
+        self._publisher = Threads(1, "outlast-publish", limit_s=timeout_s)
+        self._drainer = self._make_drainer(self.far) if self.far is not None else None
+        self._pruning = threading.Lock()
+        self._known: dict[int, dict[str, int]] = {}
+        self._neighbours = Neighbours(self.store, run)
 
     # publishing
 
@@ -65,16 +112,12 @@ class CheckpointEngine(SnapshotWriter):
 
     def settle(self, save: SaveId, generation: int | None) -> None:
         """What became of a save: published as `generation`, or (None) abandoned. Frees its slot, moves the base on."""
-        handle = self._handles.pop(save, None)
+        handle = self.saves.handles.pop(save, None)
         if handle is None:
             return
         if generation is not None:
-            with self._lock:
-                self._base = (base_of([handle.part]), generation)
-        if self._hold is not None:
-            if generation is not None:
-                self._keep = frozenset({handle._slot.index})
-            self._arena.release(handle._slot)
+            self.saves.refer_to(base_of([handle.part]), generation)
+        self.slots.settled(handle._slot, generation is not None)
 
     def commit(self, handle: Handle, *, certified: bool = False, extra: dict[str, str] | None = None) -> int:
         """For a fleet of one: wait until durable, publish, settle, prune, and start to drain."""
@@ -109,9 +152,7 @@ class CheckpointEngine(SnapshotWriter):
 
         What saves of this engine refer to stays until they have settled.
         """
-        with self._lock:
-            bases = [self._base[1], *(handle.base[1] for handle in list(self._handles.values()))]
-        kept = {*protected, *(base for base in bases if base is not None)}
+        kept = {*protected, *self.saves.bases}
         with self._pruning:
             done = prune(self.store, self.retention, protected=kept, known=self._known)
         if done.generations or done.note:
@@ -119,6 +160,19 @@ class CheckpointEngine(SnapshotWriter):
         return done
 
     # draining
+
+    def _make_drainer(self, far: Store) -> Drainer:
+        tell, url = self._tell, far.url
+        return Drainer(
+            self.store, far, self.retention, closing=self._closing, num_tries=self._num_retries + 1,
+            retry_s=self._retry_s, limit_s=self._timeout_s, prepare=lambda: be_nice(_NICE_DRAIN),
+            drained=lambda state, seconds: tell(events.Drained(
+                generation=state.generation, url=url, copied_bytes=state.sent_bytes, seconds=seconds,
+            )),
+            failed=lambda state, reason: tell(events.DrainFailed(
+                generation=state.generation, url=url, reason=reason,
+            )),
+        )  # fmt: skip
 
     def drain(self, generation: int) -> concurrent.futures.Future[int] | None:
         """Copy a generation to the farther store in the background; `newest_drain` is its progress. See `Drainer`."""
@@ -152,7 +206,7 @@ class CheckpointEngine(SnapshotWriter):
             return self._use(reader, candidate, into, names, strict, skipped, touched, progress)
 
         # Snapshots in memory have no generation's number.
-        near: list[Store] = [MemoryStore(self._hold)] if self._hold is not None and generation is None else []
+        near: list[Store] = [MemoryStore(self.slots.hold)] if self.slots.hold is not None and generation is None else []
         far = [self.far] if self.far is not None else []
         places = [*near, self.store, *far]
         loaded = first_valid(places, use, note=note, limit_s=self._timeout_s, generation=generation)
@@ -170,13 +224,13 @@ class CheckpointEngine(SnapshotWriter):
         if into is None:
             tensors = fresh(reader, select(reader.tensors, names), progress)
         else:
-            found = flatten(into, writer_of=self._writer_of)
+            found = flatten(into, writer_of=self.shares.writer_of)
             tensors = fill_in_place(reader, found, names, strict, progress, touched, where=self.store.url)
         tree = None
         if names is None and len(tensors) == len(reader.tensors):
             tree = rebuild(reader, tensors, "was not loaded")
         if candidate.head.generation == newest_of(candidate.stores, self.store):
-            self._base = (base_of(reader.parts), candidate.head.generation)
+            self.saves.refer_to(base_of(reader.parts), candidate.head.generation)
         head = reader.head
         return LoadedState(
             tree, {reader.tensors[i].name: t for i, t in tensors.items()}, head.step, head.generation, head.view,
@@ -190,7 +244,7 @@ class CheckpointEngine(SnapshotWriter):
         """
         if not wait:
             self._closing.set()
-        for memory in (self._copier, self._preparer):
+        for memory in (self._copier, self.slots.preparer):
             memory.shutdown(wait=wait)
         drains = [self._drainer.threads] if self._drainer is not None else []  # last: a commit that ends begins one
         for pool in (self._writers, self._publisher, *drains):

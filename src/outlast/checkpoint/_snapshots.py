@@ -1,6 +1,7 @@
-"""Snapshots and their parts: memory, copying in the read-only window, and writing this replica's share.
+"""Snapshots and their parts: copying in the read-only window, and writing this replica's share.
 
-What an engine has is put together here, once. Publishing, loading, pruning and draining are `_engine.py`'s.
+What is ours to write is `_shares.py`'s, memory for it `_snapshot_slots.py`'s, what is under way `_under_way.py`'s.
+Publishing, loading, pruning and draining are `_engine.py`'s.
 """
 
 from __future__ import annotations
@@ -14,21 +15,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outlast.checkpoint import save_events as events
-from outlast.checkpoint._arena import Arena, Growth, Slot
+from outlast.checkpoint._arena import Slot
 from outlast.checkpoint._handle import COPY_S, Handle
-from outlast.checkpoint._memory import Hold, MemoryStore, in_memory
-from outlast.checkpoint._open import open_store
-from outlast.checkpoint._plan import PartLayout, plan
 from outlast.checkpoint._publish import report_of
+from outlast.checkpoint._shares import Shares
+from outlast.checkpoint._snapshot_slots import SnapshotSlots
 from outlast.checkpoint._stage import copies_of
-from outlast.checkpoint._writer import CHUNK_BYTES, Base, Written, write_part
-from outlast.checkpoint.draining import Drainer
-from outlast.checkpoint.manifest import FORMAT, Part
-from outlast.checkpoint.neighbours import Neighbours
-from outlast.checkpoint.retention import Retention
+from outlast.checkpoint._under_way import SavesUnderWay
+from outlast.checkpoint._writer import Written, write_part
 from outlast.checkpoint.room import is_full
 from outlast.checkpoint.snapshot import Snapshot
-from outlast.checkpoint.state_tensors import FlatState, Schema, flatten
 from outlast.checkpoint.store import Store
 from outlast.checkpoint.threads import Threads, be_nice
 from outlast.core.protocol.saves.commit import PartReport, SaveId
@@ -36,120 +32,75 @@ from outlast.errors import CheckpointError
 
 __all__ = ["SnapshotWriter"]
 
-_NICE_WRITE, _NICE_DRAIN = 7, 10  # at 10, beside a loop on every core, hashing took longer than writing
+_NICE_WRITE = 7  # at 10, beside a loop on every core, hashing took longer than writing
 
 
 class SnapshotWriter:
-    """Takes snapshots of a state, and hands their bytes to storage."""
+    """Takes snapshots of a state, and hands their bytes to storage. `shares`: what of the state is ours; `slots`:
+    memory for it; `saves`: those under way."""
 
     def __init__(
         self,
-        target: str | Store,
+        store: Store,
+        shares: Shares,
+        slots: SnapshotSlots,
         *,
-        replica: int = 0,
-        num_replicas: int = 1,
-        run: str = "",
-        extra: dict[str, str] | None = None,
-        drain_to: str | Store | None = None,
-        hold: Hold | None = None,
-        local_replica: int | None = None,
-        num_slots: int = 2,
-        retention: Retention | None = None,
-        incremental: bool = True,
-        num_retries: int = 2,
-        retry_s: float = 0.5,
-        timeout_s: float = 600.0,
-        writer_of: Callable[[int], int | Sequence[int]] | None = None,
-        on_event: Callable[[events.CheckpointEvent], None] | None = None,
-        probe: Callable[[str], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        nonce: Callable[[], str] | None = None,
+        incremental: bool,
+        num_retries: int,
+        retry_s: float,
+        timeout_s: float,
+        on_event: Callable[[events.CheckpointEvent], None] | None,
+        probe: Callable[[str], None] | None,
+        clock: Callable[[], float],
+        nonce: Callable[[], str] | None,
     ) -> None:
-        self.store = open_store(target) if isinstance(target, str) else target
-        self.far = open_store(drain_to) if isinstance(drain_to, str) else drain_to
-        self.replica, self.num_replicas, self.run, self._extra = replica, num_replicas, run, extra
-        self.retention = retention if retention is not None else Retention()
-        self._hold, self._local = hold, replica if local_replica is None else local_replica
-        self._incremental, self._num_retries, self._retry_s = incremental, num_retries, retry_s
-        self._timeout_s, self._writer_of, self._clock, self._wall = timeout_s, writer_of, clock, wall
+        self.store, self.shares, self.slots, self.saves = store, shares, slots, SavesUnderWay(incremental)
+        self._num_retries, self._retry_s, self._timeout_s, self._clock = num_retries, retry_s, timeout_s, clock
         self._tell = on_event if on_event is not None else lambda event: None
         self._probe = probe if probe is not None else lambda phase: None
         self._nonce = nonce if nonce is not None else lambda: secrets.token_hex(4)
-        self._arena = Arena(num_slots, None if hold is None else self._held_slot)
-        self._keep: frozenset[int] = frozenset() if hold is None else self._newest_in_memory(hold)
-        self._make_threads(num_slots)
         self._closing = threading.Event()
-        self._drainer = self._make_drainer() if self.far is not None else None
-        self._plans: dict[tuple[str, int], list[PartLayout]] = {}
-        self._schema: Schema | None = None
-        self._base: tuple[Base, int | None] = ({}, None)  # what may be referred to, and the generation it lies in
-        self._lock, self._pruning = threading.Lock(), threading.Lock()  # the first: over the base and who refers to it
-        self._handles: dict[SaveId, Handle] = {}
-        self._stuck: list[Handle] = []  # given up before their writes had returned
-        self._known: dict[int, dict[str, int]] = {}
-        self._neighbours = Neighbours(self.store, run)
+        self._copier = Threads(1, "outlast-copy", limit_s=max(COPY_S, timeout_s))  # touches memory only
+        self._writers = Threads(
+            slots.arena.num_slots, "outlast-write", limit_s=timeout_s, prepare=lambda: be_nice(_NICE_WRITE)
+        )
 
-    def _make_threads(self, num_slots: int) -> None:
-        """The first two touch memory only; the others may meet a disk that never answers."""
-        limit_s = self._timeout_s
-        memory_s = max(COPY_S, limit_s)
-        self._copier = Threads(1, "outlast-copy", limit_s=memory_s)
-        self._preparer = Threads(1, "outlast-prepare", limit_s=memory_s)
-        self._writers = Threads(num_slots, "outlast-write", limit_s=limit_s, prepare=lambda: be_nice(_NICE_WRITE))
-        self._publisher = Threads(1, "outlast-publish", limit_s=limit_s)
-        self._growth = Growth(self._arena, self._preparer)
-
-    def _held_slot(self, index: int, size_bytes: int) -> Slot:
-        assert self._hold is not None
-        return self._hold.open_slot(self._local, index, size_bytes)
-
-    def _newest_in_memory(self, hold: Hold) -> frozenset[int]:
-        """Our slot of the newest complete snapshot must survive until a newer one is published."""
-        index = MemoryStore(hold).newest_slot(self._local)
-        return frozenset() if index is None else frozenset({index})
+    @property
+    def replica(self) -> int:
+        """The number of this writer."""
+        return self.shares.replica
 
     @property
     def host_bytes(self) -> int:
         """What the snapshot slots take now; `num_slots` times this replica's share when all exist."""
-        return self._arena.host_bytes
+        return self.slots.arena.host_bytes
 
     def prepare(self, tree: Any) -> int:
         """Plan, allocate and touch the slots before the first save. Returns this replica's share in bytes."""
-        _, layout = self._planned(tree)
-        self._arena.reserve(layout.stream_bytes, keep=self._keep)
+        _, layout = self.shares.planned(tree)
+        self.slots.reserve(layout.stream_bytes)
         return layout.stream_bytes
 
     def prepare_later(self, tree: Any) -> concurrent.futures.Future[None]:
         """As `prepare`, but the slots are made beside training. The tree is not looked at after this returns."""
-        _, layout = self._planned(tree)
-        return self._preparer.try_submit(self._arena.reserve, layout.stream_bytes, keep=self._keep)
+        _, layout = self.shares.planned(tree)
+        return self.slots.reserve_later(layout.stream_bytes)
 
     @property
     def can_save(self) -> bool:
         """Whether a slot is free just now, and no free one has to be made larger first (that is begun)."""
-        return self._arena.has_free(keep=self._keep) and not self._growth.under_way(self._keep)
+        slots = self.slots  # asked in every step: nothing is called for it that need not be
+        return slots.arena.has_free(keep=slots.keep) and not slots.growth.under_way(slots.keep)
 
     @property
     def held_up(self) -> str:
         """Which writes never came back from their disk and hold their slots; empty if there are none."""
-        steps = ", ".join(map(str, sorted(handle.save.step for handle in self._stuck if not handle.returned)))
+        steps = ", ".join(map(str, self.saves.stuck_steps))
         return f"the write of step {steps} to {self.store.url} has not returned, and holds its memory" if steps else ""
 
     def set_members(self, replica: int, num_replicas: int) -> None:
         """The view changed: other shares from the next save on."""
-        self.replica, self.num_replicas = replica, num_replicas
-
-    def _planned(self, tree: Any) -> tuple[FlatState, PartLayout]:
-        """The state, and this replica's share of it."""
-        state = flatten(tree, writer_of=self._writer_of, like=self._schema)
-        self._schema = state.schema
-        sharded = [shards for shards in state.shards if shards is not None]
-        key = (f"{state.schema.digest} {sharded}", self.num_replicas)
-        if key not in self._plans:
-            self._plans = {key: plan(state.specs, state.shards, self.num_replicas)}
-        self._growth.size_bytes = self._plans[key][self.replica].stream_bytes
-        return state, self._plans[key][self.replica]
+        self.shares.replica, self.shares.num_replicas = replica, num_replicas
 
     def save(
         self,
@@ -168,7 +119,8 @@ class SnapshotWriter:
         """
         began_s = self._clock()
         save = SaveId(epoch=view[0], n=view[1], step=step, attempt=attempt)
-        state, layout = self._planned(tree)
+        state, layout = self.shares.planned(tree)
+        self.slots.growth.size_bytes = layout.stream_bytes
         slot = self._lease(layout.stream_bytes, step, wait=wait)
         if slot is None:
             return None
@@ -176,12 +128,11 @@ class SnapshotWriter:
         if changing:
             names = [spec.name for spec in state.specs]
             snapshot.copy_now({n for n in names if any(fnmatch.fnmatchcase(n, p) for p in changing)})
-        handle = Handle(save, snapshot, slot, self._part(save, state, layout), self._timeout_s)
-        with self._lock:
-            handle.base, self._handles[save] = self._base if self._incremental else ({}, None), handle
+        handle = Handle(save, snapshot, slot, self.shares.part(save, state, layout), self._timeout_s)
+        self.saves.begin(handle)
         handle.state_bytes = sum(spec.bytes for spec in state.specs)
         self._tell(events.SaveBegan(
-            save=save.token, step=step, writer=self.replica, staged_bytes=layout.stream_bytes,
+            save=save.token, step=step, writer=self.shares.replica, staged_bytes=layout.stream_bytes,
             state_bytes=handle.state_bytes,
         ))  # fmt: skip
         self._probe("save.began")
@@ -195,40 +146,29 @@ class SnapshotWriter:
 
     def _lease(self, size_bytes: int, step: int, *, wait: bool) -> Slot | None:
         """A slot, at once or (with `wait`) when one is free; None delays the save, and its reason is told."""
-        if not wait and self._arena.is_too_small(size_bytes, keep=self._keep):
-            # The share grew with a view change. Faulting pages in takes longer than a step may: beside it, then.
-            self._growth.begin(self._keep)
+        if not wait and self.slots.grows_for(size_bytes):  # the share grew with a view change
             self._tell(events.SaveDelayed(step=step, reason="the snapshot slots are being enlarged"))
             return None
-        slot, end_s = self._arena.lease(size_bytes, keep=self._keep), time.monotonic() + self._timeout_s
+        slot, end_s = self.slots.lease(size_bytes), time.monotonic() + self._timeout_s
         while slot is None and wait and not self._closing.is_set():
-            busy = [h.durable for h in list(self._handles.values()) if not h.durable.done()]
+            busy = [h.durable for h in list(self.saves.handles.values()) if not h.durable.done()]
             if not busy or time.monotonic() >= end_s:
                 break
             concurrent.futures.wait(busy, end_s - time.monotonic(), concurrent.futures.FIRST_COMPLETED)
-            slot = self._arena.lease(size_bytes, keep=self._keep)
+            slot = self.slots.lease(size_bytes)
         if slot is None:
             reason = self.held_up or "every snapshot slot is still being written"
             self._tell(events.SaveDelayed(step=step, reason=reason))
-        elif self._hold is not None:
-            self._hold.clear(self._local, slot.index)
         return slot
-
-    def _part(self, save: SaveId, state: FlatState, layout: PartLayout) -> Part:
-        first = self.replica == 0
-        return Part(
-            format=FORMAT, save=save.token, writer=self.replica, num_writers=self.num_replicas,
-            schema=state.schema.digest, stream_bytes=layout.stream_bytes, files=[], chunks=[],
-            pieces=list(layout.pieces), tensors=state.specs if first else None, tree=state.tree if first else None,
-        )  # fmt: skip
 
     def _write(self, handle: Handle, began_s: float) -> PartReport:
         """The background's half of a save: seal the memory, write, promise. Retries what the store refuses."""
         part, stream = handle.part, handle._slot.view[: handle.part.stream_bytes]
         handle.watch(self._late)
-        if self._hold is not None:
+        if self.slots.hold is not None:
             handle._snapshot.ready(part.stream_bytes, timeout_s=handle.copy_s)
-            self._seal(handle, stream)
+            self.slots.seal(handle, stream)
+            self._probe("save.sealed")
         for attempt in range(self._num_retries + 1):
             name = f"{handle.save.token}-w{part.writer:04d}-{self._nonce()}"
             try:
@@ -264,11 +204,11 @@ class SnapshotWriter:
 
     def _late(self, handle: Handle) -> None:
         """The disk does not answer: the save is given up. Its slot stays taken, for the write may yet read from it."""
-        self._stuck = [h for h in self._stuck if not h.returned] + [handle]
+        self.saves.given_up(handle)
         self._fail(handle, handle.given_up(self.store.url))
 
     def _fail(self, handle: Handle, error: BaseException) -> None:
-        self._handles.pop(handle.save, None)
+        self.saves.handles.pop(handle.save, None)
         self._tell(events.SaveFailed(
             save=handle.save.token, step=handle.save.step, writer=handle.part.writer, reason=str(error),
         ))  # fmt: skip
@@ -278,7 +218,7 @@ class SnapshotWriter:
         """Within the budget: make room if that is what is lacking, and wait a little. Beyond it: give up."""
         self._moved(handle)  # a refusal is an answer
         reason = f"{type(error).__name__}: {error}"
-        newer = is_full(error) and any(save.step > handle.save.step for save in list(self._handles))  # if one fits, it
+        newer = is_full(error) and self.saves.any_after(handle.save)  # if one fits, it
         if newer or attempt == self._num_retries or self._closing.is_set():
             raise CheckpointError(
                 f"writer {handle.part.writer} could not write step {handle.save.step}: {reason}",
@@ -294,12 +234,6 @@ class SnapshotWriter:
         ))  # fmt: skip
         self._closing.wait(self._retry_s * 2**attempt)
 
-    def _seal(self, handle: Handle, stream: memoryview) -> None:
-        assert self._hold is not None
-        save, mine = handle.save, in_memory(handle.part, stream, CHUNK_BYTES)
-        self._hold.seal(self._local, handle._slot, mine, step=save.step, view=save.view, run=self.run)
-        self._probe("save.sealed")
-
     def _tell_durable(self, handle: Handle, written: Written) -> None:
         self._tell(events.SaveDurable(
             save=handle.save.token, step=handle.save.step, writer=handle.part.writer,
@@ -312,24 +246,10 @@ class SnapshotWriter:
         handle.ended()
         mine, error = handle.claim(), done.exception()
         # A slot that is still being copied into must not become another save's.
-        over = error is not None or not mine or self._hold is None
+        over = error is not None or not mine or self.slots.hold is None
         if handle._snapshot.copied.wait(handle.copy_s) and over:
-            self._arena.release(handle._slot)
+            self.slots.arena.release(handle._slot)
         if mine and error is not None:
             self._fail(handle, error)
         elif mine:
             handle.durable.set_result(done.result())
-
-    def _make_drainer(self) -> Drainer:
-        assert self.far is not None
-        tell, url = self._tell, self.far.url
-        return Drainer(
-            self.store, self.far, self.retention, closing=self._closing, num_tries=self._num_retries + 1,
-            retry_s=self._retry_s, limit_s=self._timeout_s, prepare=lambda: be_nice(_NICE_DRAIN),
-            drained=lambda state, seconds: tell(events.Drained(
-                generation=state.generation, url=url, copied_bytes=state.sent_bytes, seconds=seconds,
-            )),
-            failed=lambda state, reason: tell(events.DrainFailed(
-                generation=state.generation, url=url, reason=reason,
-            )),
-        )  # fmt: skip

@@ -39,7 +39,7 @@ def archive_of(
         settings.target,
         replica=env.place,
         num_replicas=env.width,
-        writer_of=lambda rank: tuple(range(rank, archive.num_replicas, env.width)),  # of a rank, in all replicas
+        writer_of=lambda rank: tuple(range(rank, archive.shares.num_replicas, env.width)),  # of a rank, in all replicas
         run=env.run_id,
         drain_to=settings.drain_to or None,
         hold=hold,

@@ -178,12 +178,13 @@ class Member(LinkHalf):
             return []
         due = self._carry_out(self._agreed)
         if self.view is view:
-            self.plan = self.usual_plan(view, self.committed)
+            hosts = self.hosts if self.rows_by_host else {}  # in every step: nothing is called for it
+            self.plan = plan_of(view.members, self.committed, self.num_microbatches, self.num_rows, view.work, hosts)
         return due
 
-    def usual_plan(self, view: View, step: int = 0) -> StepPlan:
-        """The plan of an undisturbed step in a view."""
-        return plan_of(view.members, step, self.num_microbatches, self.num_rows, view.work, self.places())
+    def usual_plan(self, view: View) -> StepPlan:
+        """The plan of an undisturbed step in a view, as of step 0."""
+        return plan_of(view.members, 0, self.num_microbatches, self.num_rows, view.work, self.places())
 
     def places(self) -> Mapping[str, str]:
         """Where members are, if a robust rule's rows count by host; each for itself else."""
