@@ -235,8 +235,10 @@ def test_a_member_saves_against_an_old_base_while_news_of_the_next_generation_is
     assert engines[0].publish(second, reports) == 1
     engines[0].settle(second, 1)  # the other has not heard of it
     third, reports = save(3, 1.0)
-    assert [e._handles[third].base[1] for e in engines] == [1, 0]
-    assert [e._handles[third].written_bytes > 0 for e in engines] == [True, False], "the second refers to generation 0"
+    assert [e.saves.handles[third].base[1] for e in engines] == [1, 0]
+    assert [e.saves.handles[third].written_bytes > 0 for e in engines] == [True, False], (
+        "the second refers to generation 0"
+    )
     engines[0].prune(protected={1})  # all that the coordinator knows of
     engines[1].settle(second, 1)
     if keep_last == 1:

@@ -155,6 +155,16 @@ def test_replicas_of_one_host_lie_together(fleet: Callable[..., Any]) -> None:
 
 
 @pytest.mark.campaign
+def test_rows_go_by_host_wherever_replicas_are(fleet: Callable[..., Any]) -> None:
+    """Four replicas on three agents, in turn: dealt by replica, the first agent had two rows, and all waited."""
+    rule = TRIMMED | {"rows": 3}
+    run = fleet(kill("r1.1", Phase.GATHER, 3, bucket=0), replicas=4, steps=6, rule=rule, agents=3, fault_domain="host")
+    run.assert_unchanged(survivors={"r0.1", "r1.2", "r2.1", "r3.1"}, recoveries=1)
+    found = [(a.action, a.tolerated, a.most_rows) for a in admissions(run)]
+    assert found == [("go", 1, 1), ("wait", 0, 2), ("go", 1, 1)]
+
+
+@pytest.mark.campaign
 def test_who_waits_for_nobody_is_told_and_helped_by_one_more(fleet: Callable[..., Any]) -> None:
     run = fleet(kill("r1.1", Phase.GATHER, 3, bucket=0), replicas=4, steps=6, rule=TRIMMED, max_restarts=0)
 
