@@ -19,7 +19,7 @@ from outlast.checkpoint._handle import Handle
 from outlast.checkpoint._memory import Hold, MemoryStore
 from outlast.checkpoint._open import open_store
 from outlast.checkpoint._publish import publish
-from outlast.checkpoint._shares import Shares
+from outlast.checkpoint._shares import WriterShares
 from outlast.checkpoint._snapshot_slots import SnapshotSlots
 from outlast.checkpoint._snapshots import SnapshotWriter
 from outlast.checkpoint._writer import base_of
@@ -77,7 +77,7 @@ class CheckpointEngine(SnapshotWriter):
     ) -> None:
         super().__init__(
             open_store(target) if isinstance(target, str) else target,
-            Shares(replica, num_replicas, writer_of),
+            WriterShares(replica, num_replicas, writer_of),
             SnapshotSlots(num_slots, hold, replica if local_replica is None else local_replica, run, timeout_s),
             incremental=incremental, num_retries=num_retries, retry_s=retry_s, timeout_s=timeout_s,
             on_event=on_event, probe=probe, clock=clock, nonce=nonce,

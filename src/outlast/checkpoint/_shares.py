@@ -10,10 +10,10 @@ from outlast.checkpoint.manifest import FORMAT, Part
 from outlast.checkpoint.state_tensors import FlatState, Schema, flatten
 from outlast.core.protocol.saves.commit import SaveId
 
-__all__ = ["Shares"]
+__all__ = ["WriterShares"]
 
 
-class Shares:
+class WriterShares:
     """Plans what one of `num_replicas` writers keeps. `writer_of`: as of `flatten`; `schema`: of the newest state seen,
     which the next one is compared with first."""
 

@@ -18,7 +18,7 @@ from outlast.checkpoint import save_events as events
 from outlast.checkpoint._arena import Slot
 from outlast.checkpoint._handle import COPY_S, Handle
 from outlast.checkpoint._publish import report_of
-from outlast.checkpoint._shares import Shares
+from outlast.checkpoint._shares import WriterShares
 from outlast.checkpoint._snapshot_slots import SnapshotSlots
 from outlast.checkpoint._stage import copies_of
 from outlast.checkpoint._under_way import SavesUnderWay
@@ -42,7 +42,7 @@ class SnapshotWriter:
     def __init__(
         self,
         store: Store,
-        shares: Shares,
+        shares: WriterShares,
         slots: SnapshotSlots,
         *,
         incremental: bool,
