@@ -19,7 +19,6 @@ from outlast.cli import main
 from outlast.core import reliability as rel
 from outlast.errors import ConfigError
 from outlast.plan import traces as tr
-from outlast.plan.traces._fit import WEEK_H, _incident_weeks, _node_rate
 
 
 def published(name: str) -> str:
@@ -213,8 +212,7 @@ def test_a_fleet_s_rate_is_in_its_interval_in_95_of_100_bursty_fleets() -> None:
     held = alone = 0
     for seed in range(rounds):
         trace = bursty(seed)
-        weekly = _incident_weeks(trace)
-        found = _node_rate(trace, rel.hierarchical_rates(weekly, np.full(len(weekly), WEEK_H)))
+        found = tr.node_rate(trace)
         counted = rel.gamma_poisson(len(trace.failures), trace.exposure_h)
         held += found.low <= truth <= found.high
         alone += counted.low <= truth <= counted.high

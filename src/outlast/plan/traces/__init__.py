@@ -4,7 +4,7 @@ For: knowing how a fleet really fails. It must never drop a row in silence, nor 
 Read first: `_mapping.py` (how columns are read), then `_fit.py` and `_generate.py`.
 """
 
-from ._fit import FleetFit, Statistics, fit_trace, fleet_intervals, statistics
+from ._fit import FleetFit, Statistics, fit_trace, fleet_intervals, node_rate, statistics
 from ._generate import Check, generate, generate_poisson, predictive_check, to_csv
 from ._mapping import PRESETS, Mapping, load_mapping, preset
 from ._read import JournalReader, read_trace, rows_wanted, trace_from_events, trace_from_journal
@@ -12,6 +12,6 @@ from ._records import Failure, Trace, TraceProblem
 
 __all__ = [
     "PRESETS", "Check", "Failure", "FleetFit", "JournalReader", "Mapping", "TraceProblem", "Statistics", "Trace",
-    "fit_trace", "fleet_intervals", "generate", "generate_poisson", "load_mapping", "predictive_check", "preset",
-    "read_trace", "rows_wanted", "statistics", "to_csv", "trace_from_events", "trace_from_journal",
+    "fit_trace", "fleet_intervals", "generate", "generate_poisson", "load_mapping", "node_rate", "predictive_check",
+    "preset", "read_trace", "rows_wanted", "statistics", "to_csv", "trace_from_events", "trace_from_journal",
 ]  # fmt: skip

@@ -18,7 +18,8 @@ from outlast.errors import ConfigError
 from ._records import Trace
 
 __all__ = [
-    "INCIDENT_H", "WEEK_H", "FleetFit", "RepairModel", "Statistics", "fit_trace", "fleet_intervals", "statistics",
+    "INCIDENT_H", "WEEK_H", "FleetFit", "RepairModel", "Statistics", "fit_trace", "fleet_intervals", "node_rate",
+    "statistics",
 ]  # fmt: skip
 
 WEEK_H = 168.0
@@ -27,6 +28,8 @@ INCIDENT_H = 0.1
 """Failures closer than six minutes are one incident (a shared cause)."""
 _LEAST_REPAIR_H = 0.1
 _SIGNIFICANT = 0.05
+_COSINES = 6  # fewer are wider, more take weeks that are like the next for a proof: 91 to 94 of 100 hold then
+_LEAST_DISPERSION = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,26 +256,45 @@ def _least_squares(design: FloatArray, means: FloatArray, variance: FloatArray) 
     return np.asarray(beta, dtype=np.float64), np.asarray(covariance, dtype=np.float64), between
 
 
-def _node_rate(trace: Trace, weeks: rel.HierarchicalRates) -> rel.RateInterval:
-    """The rate per machine-hour. Its interval is as wide as weeks differ and as incidents take machines together, where
-    that is wider than the counts alone make it: an interval for independent failures held the truth in half of all
-    bursty fleets (a test counts it)."""
+def _dispersion(trace: Trace) -> tuple[float, int]:
+    """(variance of the number of failures over its mean, how many squares it was estimated from).
+
+    It is read off the six slowest cosines of the failures by week, each of which estimates the variance of their sum:
+    with what weeks that differ, like weeks in a row and incidents of several machines add to it. Below four weeks a
+    quarter of the record stands for a week. Failures at even distances are no proof that the next ones will be: there
+    is a least dispersion.
+    Source: Lazarus, Lewis, Stock & Watson, HAR inference, JBES 36(4) (2018), equal-weighted cosines.
+    """
+    weeks = max(4, round(trace.hours / WEEK_H))
+    counts = np.histogram(trace.times_h(), np.linspace(0, trace.hours, weeks + 1))[0]
+    squares = min(weeks - 1, _COSINES)
+    phase = np.outer(np.arange(1, squares + 1), np.arange(weeks) + 0.5) * np.pi / weeks
+    variance = 2 / weeks * float(np.mean((np.cos(phase) @ counts) ** 2))
+    return max(variance / max(float(counts.mean()), 1e-9), _LEAST_DISPERSION), squares
+
+
+def node_rate(trace: Trace) -> rel.RateInterval:
+    """The rate per machine-hour. Its interval is as wide as the record itself varies: that of independent failures held
+    the truth in half of all bursty fleets, one with a prior on how much weeks differ in 99 of 100 steady ones.
+
+    Over its dispersion the number of failures is as a Poisson's, whose rate has a Gamma posterior (Jeffreys' prior); as
+    the dispersion is estimated, its ends lie where those of Student's t do.
+    """
+    from scipy import special
+
     counted = rel.gamma_poisson(len(trace.failures), trace.exposure_h)
-    sizes = np.array(incidents(trace.times_h()), dtype=np.float64)
-    together = float(sizes.var() / max(sizes.mean(), 1e-9) ** 2 / len(sizes)) if len(sizes) else 0.0
-    repeats = (1 + _correlation(_incident_weeks(trace))) / (1 - _correlation(_incident_weeks(trace)))
-    low, high = (
-        float(np.log(counted.mean) + sign * np.sqrt(repeats * (np.log(end / weeks.mean)) ** 2 + 1.96**2 * together))
-        for sign, end in zip((-1, 1), weeks.mean_interval, strict=True)
-    )
-    return replace(counted, low=min(counted.low, float(np.exp(low))), high=max(counted.high, float(np.exp(high))))
+    dispersion, squares = _dispersion(trace)
+    tail = float(special.ndtr(special.stdtrit(squares, (1 - counted.level) / 2)))
+    alpha, beta = len(trace.failures) / dispersion + 0.5, trace.exposure_h / dispersion
+    low, high = (float(end(alpha, tail)) / beta for end in (special.gammaincinv, special.gammainccinv))
+    return replace(counted, low=low, high=high)
 
 
 def fleet_intervals(trace: Trace) -> tuple[rel.RateInterval, rel.HierarchicalRates]:
     """(the rate per machine-hour, the rates of incidents a week), each with its interval."""
     weekly = _incident_weeks(trace)
     weeks = rel.hierarchical_rates(weekly, np.full(len(weekly), WEEK_H))
-    return _node_rate(trace, weeks), weeks
+    return node_rate(trace), weeks
 
 
 def fit_trace(trace: Trace, seed: int = 0, rounds: int = 200) -> FleetFit:
@@ -286,7 +308,7 @@ def fit_trace(trace: Trace, seed: int = 0, rounds: int = 200) -> FleetFit:
     per_node = np.zeros(trace.num_nodes)
     per_node[: len(counts)] = sorted(counts.values(), reverse=True)
     weekly = _incident_weeks(trace)
-    node_rate, weeks = fleet_intervals(trace)
+    rate, weeks = fleet_intervals(trace)
     spans, seen, _ = trace.repairs_h()
     gaps = np.maximum(np.diff(trace.times_h()), 1e-3)
     repair_fits = tuple(rel.compare_fits(np.maximum(spans, 1e-3), seen)) if seen.sum() >= 10 else ()
@@ -303,7 +325,7 @@ def fit_trace(trace: Trace, seed: int = 0, rounds: int = 200) -> FleetFit:
         num_failures=len(trace.failures),
         machine_hours=trace.exposure_h,
         weekly_correlation=_correlation(weekly),
-        node_rate_h=node_rate,
+        node_rate_h=rate,
         classes=tuple(Counter(f.kind for f in trace.failures).most_common()),
         weekly=weeks,
         lemons=rel.hierarchical_rates(per_node, np.full(trace.num_nodes, trace.hours)),
