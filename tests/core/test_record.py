@@ -7,17 +7,14 @@ import json
 import math
 import random
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from outlast.cli import main
-from outlast.config import RunConfig
 from outlast.core import events as ev
-from outlast.core.phases import Phase
 from outlast.core.policy import (
     AuditPolicy,
     IntervalPolicy,
@@ -26,11 +23,8 @@ from outlast.core.policy import (
     RunRecord,
     RunRecords,
     SparesPolicy,
-    evictions,
 )
 from outlast.core.policy._hazards import LossArrays
-from outlast.core.policy.deadlines import Durations
-from outlast.core.policy.evictions import SilenceVerdict, silence_s
 from outlast.core.protocol.fleet.roster import Roster, Settings
 from outlast.journal import Journal
 from outlast.plan import FailureClass, Job, Tier, simulate
@@ -38,7 +32,6 @@ from outlast.plan._analytic import analyse
 from outlast.plan._compiled import compile_job, replace_job
 from outlast.plan._kernel import Kernel
 from outlast.plan._planner import _spares, design_of
-from outlast.runtime.member._phase_clock import PhaseClock
 
 
 def story(seed: int) -> list[ev.AnyEvent]:
@@ -183,37 +176,6 @@ def test_a_policy_replaced_changes_the_run_and_the_plan(policy: Any, monkeypatch
     else:
         assert after.audit_share == 4 * before.audit_share
         assert compile_job(JOB).audit_rate == 4 * audited
-
-
-def test_a_hang_is_noticed_in_the_simulation_by_the_deadline_that_a_member_learns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The same object for both: what it makes of the same steps is what the plan's class takes."""
-    hang = FailureClass(name="hang", node_mtbf_h=700.0, hangs=True, masked=1.0)
-    job = replace_job(JOB, classes=(*JOB.classes, hang), step_s=2.0, stall_floor_s=0.5, outside_s=90.0)
-
-    def learnt() -> float:
-        allowed: list[float] = []
-
-        def enter(phase: Phase, step: int, microbatch: int, bucket: int, allowed_s: float) -> int:
-            allowed.append(allowed_s)
-            return 2_000_000_000 * len(allowed)  # each phase takes two seconds
-
-        config = RunConfig(stall_floor_s=0.5, formation_s=1e9)
-        clock = PhaseClock(cast(Any, SimpleNamespace(enter=enter)), config)
-        for _ in range(5):
-            clock.enter(Phase.BACKWARD, 0)
-            clock.enter(Phase.BODY, 0)
-        return allowed[-2]
-
-    before = compile_job(job).detection_s
-    assert before[-1] == learnt() == 6.0, "three times what it takes"
-    assert list(before[:-1]) == [c.detection_s for c in JOB.classes]
-    monkeypatch.setattr(Durations, "tail", property(lambda self: 10.0))
-    assert compile_job(job).detection_s[-1] == learnt() == 30.0
-    monkeypatch.setattr(evictions, "judge", lambda evidence, outside_s: SilenceVerdict(decision="wait", reason=""))
-    assert compile_job(job).detection_s[-1] == 90.0, "who is not evicted is waited for as long as may be"
-    assert silence_s(1e-4, 0.5, 90.0) == 90.0
 
 
 @pytest.mark.parametrize("backoff_s", [0.0, 0.5, 30.0])

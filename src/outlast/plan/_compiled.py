@@ -21,6 +21,8 @@ from outlast.core.policy import (
     AuditState,
     Belief,
     ClassPrior,
+    DeadlinePolicy,
+    EvictionPolicy,
     IntervalPolicy,
     RestartPolicy,
     RunPrior,
@@ -199,7 +201,7 @@ def compile_job(job: Job, audit: AuditPolicy | None = None, alarms: AlarmPolicy 
         slow_s=column("slow_s"),
         detection_s=np.where(
             [c.hangs for c in classes],
-            silence_s(job.step_s, job.stall_floor_s, job.outside_s),
+            silence_s(job.step_s, DeadlinePolicy(floor_s=job.stall_floor_s), EvictionPolicy(outside_s=job.outside_s)),
             column("detection_s"),
         ),
         late_s=column("late_detection_s"),

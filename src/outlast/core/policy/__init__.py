@@ -33,6 +33,8 @@ from outlast.core.policy._vacancies import Replacements, VacancyDecision, Vacanc
 from outlast.core.policy._work import WorkDecision, WorkPolicy, WorkState, longest_s
 from outlast.core.policy.audits import AuditDecision, AuditPolicy, AuditState, audit_share
 from outlast.core.policy.bands import Band, BandReading
+from outlast.core.policy.deadlines import DeadlineDecision, DeadlinePolicy, DeadlineState, Durations
+from outlast.core.policy.evictions import EvictionBelief, EvictionDecision, EvictionPolicy, EvictionState
 from outlast.core.policy.guard_records import (
     PRESETS,
     Culprit,
@@ -72,15 +74,16 @@ if TYPE_CHECKING:
 __all__ = [
     "ActionCosts", "AlarmKind", "DeviceHazard", "DeviceHistory", "Outlook", "Prognosis", "alarm_name",
     "choose_action", "learn_ages", "learn_recency", "prior_of", "wilson", "PRESETS", "PRE_STEPS", "RULES",
-    "Admission", "AdmissionPolicy", "AlarmBelief", "AlarmDecision", "AlarmPolicy", "AlarmState",
-    "AuditDecision", "AuditPolicy", "AuditState", "Band", "Belief", "Believed",
-    "ClassPrior", "Culprit", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision",
-    "IntervalPolicy", "IntervalState", "LossRecord", "Losses", "PreFact", "BandReading", "RuleFact", "Ruling",
-    "RestartDecision", "RestartPolicy", "RunPrior", "RunRecord", "RunRecords", "SaveDecision", "SparesDecision",
-    "Replacements", "SparesPolicy", "SparesState", "VacancyDecision", "VacancyPolicy", "VacancyState", "Verdict",
-    "VerdictAction", "WorkDecision", "WorkPolicy", "WorkState", "agree", "audit_share", "check_choice", "check_rule",
-    "decide", "escalate", "escalate_fleeting", "fresh_state", "is_nonfinite", "is_spike", "kappa", "largest_f",
-    "longest_s", "most_rows_per_host", "next_save_s", "remember", "unreproduced",
+    "Admission", "AdmissionPolicy", "AlarmBelief", "AlarmDecision", "AlarmPolicy", "AlarmState", "AuditDecision",
+    "AuditPolicy", "AuditState", "Band", "Belief", "Believed", "ClassPrior", "Culprit", "DeadlineDecision",
+    "DeadlinePolicy", "DeadlineState", "Durations", "EvictionBelief", "EvictionDecision", "EvictionPolicy",
+    "EvictionState", "GuardEvidence", "GuardNote", "GuardState", "Guards", "IntervalDecision", "IntervalPolicy",
+    "IntervalState", "LossRecord", "Losses", "PreFact", "BandReading", "RuleFact", "Ruling", "RestartDecision",
+    "RestartPolicy", "RunPrior", "RunRecord", "RunRecords", "SaveDecision", "SparesDecision", "Replacements",
+    "SparesPolicy", "SparesState", "VacancyDecision", "VacancyPolicy", "VacancyState", "Verdict", "VerdictAction",
+    "WorkDecision", "WorkPolicy", "WorkState", "agree", "audit_share", "check_choice", "check_rule", "decide",
+    "escalate", "escalate_fleeting", "fresh_state", "is_nonfinite", "is_spike", "kappa", "largest_f", "longest_s",
+    "most_rows_per_host", "next_save_s", "remember", "unreproduced",
 ]  # fmt: skip
 
 

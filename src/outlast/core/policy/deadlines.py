@@ -1,7 +1,8 @@
-"""The learned deadline of a phase: three times its 99.9th percentile, never below a floor, none before three samples.
+"""The deadline of a phase, learned from how long it usually takes: `DeadlinePolicy.decide` of a `Durations` belief.
 
-A `Durations` belief is updated at every pass of the phase, in constant time and memory (protocol, 19): the largest of
-each of a few recent windows stands for the tail, so that a slow first step is forgotten but a rare pause is not.
+One object decides in the run (a phase, a process, a host), under the adversary and for the plan's hangs. A belief is
+updated at every pass of the phase, in constant time and memory (protocol, 19): the largest of each of a few recent
+windows stands for the tail, so that a slow first step is forgotten but a rare pause is not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-__all__ = ["Durations", "deadline"]
+from outlast.errors import ConfigError
+
+__all__ = ["DeadlineDecision", "DeadlinePolicy", "DeadlineState", "Durations"]
 
 _WINDOW = 256
 _WINDOWS = 8
@@ -39,6 +42,39 @@ class Durations:
             self._current, self._in_window, self.tail = 0.0, 0, max(self._maxima)
 
 
-def deadline(belief: Durations, floor_s: float) -> float:
-    """Seconds of silence allowed in the phase; inf before three samples."""
-    return math.inf if belief.count < 3 else max(floor_s, 3.0 * belief.tail)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadlineState:
+    """Now: whether anybody waits, and seconds that are allowed at most, learned or not."""
+
+    awaited: bool = True
+    longest_s: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadlineDecision:
+    """Seconds of silence that are allowed (inf: without end), and whether the belief was enough to learn them from."""
+
+    allowed_s: float
+    learned: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadlinePolicy:
+    """`times` the tail, and no less than `floor_s`, once a phase has been passed `passes` times."""
+
+    floor_s: float
+    times: float = 3.0
+    passes: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.floor_s >= 0 or not self.times >= 1 or self.passes < 1:
+            raise ConfigError(
+                f"deadlines of {self.times} times, at least {self.floor_s} s, after {self.passes} passes",
+                remedy="one or more times and passes, zero or more seconds",
+            )
+
+    def decide(self, belief: Durations, state: DeadlineState) -> DeadlineDecision:
+        """How long it may be silent. For whom nobody waits, what is learned counts for nothing."""
+        learned = belief.count >= self.passes
+        own_s = max(self.floor_s, self.times * belief.tail) if learned and state.awaited else math.inf
+        return DeadlineDecision(allowed_s=min(own_s, state.longest_s), learned=learned)

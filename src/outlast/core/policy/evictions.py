@@ -1,22 +1,23 @@
 """Who has to go: a suspect that is silent for longer than it may be, or one end of every broken path.
 
-Pure (protocol, 19 and 20). It never looks at a clock: the evidence carries durations.
+`EvictionPolicy` decides in the run, under the adversary and for the plan's hangs. Pure (protocol, 19, 20 and 27). It
+never looks at a clock: the state carries durations.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-import msgspec
-
 from outlast.core.phases import OWNED, Phase
+from outlast.errors import ConfigError
 
-from .deadlines import Durations, deadline
+from .deadlines import DeadlinePolicy, DeadlineState, Durations
 
-__all__ = ["SilenceEvidence", "SilenceVerdict", "judge", "silence_s", "vertex_cover"]
+__all__ = ["EvictionBelief", "EvictionDecision", "EvictionPolicy", "EvictionState", "silence_s", "vertex_cover"]
 
 # More than `WAITS`: also phases of joining and handing over, in which whoever is silent waits for one that may be dead.
 _WAITING = frozenset(
@@ -40,74 +41,110 @@ _WAITING = frozenset(
 _EXACT_UP_TO = 16
 
 
-class SilenceEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a suspect. `state`: the kernel's letter; `allowed_s`: its learned deadline, inf if none."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvictionBelief:
+    """Learned deadlines, inf where there is none: the suspect's own, and that of the peer that waits for it."""
 
-    state: str
-    traced: bool
+    allowed_s: float
+    awaited_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvictionState:
+    """What is known of a suspect. `kernel`: the kernel's letter for its state; `waited_s`: how long a peer has waited
+    for it; `deaf`: it waits for others, and has long failed to say so; `asked`: a peer has named it; `seated`: it is in
+    the view; `alone`: nobody else has the state."""
+
+    kernel: str
     phase: Phase
     silent_s: float
-    cpu_advanced: bool
-    allowed_s: float
-    waited_s: float  # how long a peer has waited for it
-    deadline_s: float  # that peer's learned deadline
-    deaf: bool = False  # it waits for others, and has long failed to say so
+    waited_s: float
+    cpu_advanced: bool = False
+    traced: bool = False
+    deaf: bool = False
+    asked: bool = True
+    seated: bool = True
+    alone: bool = False
 
 
-class SilenceVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    decision: Literal["evict", "wait", "probe"]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvictionDecision:
+    """Evict it, leave it (`wait`), probe the paths (the suspect itself waits inside the exchange), or `continue` one
+    that is stopped; and why."""
+
+    action: Literal["evict", "wait", "probe", "continue"]
     reason: str
 
 
-def judge(evidence: SilenceEvidence, outside_s: float) -> SilenceVerdict:
-    """Evict, wait, or probe the paths (the suspect itself waits inside the exchange).
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvictionPolicy:
+    """`outside_s`: nobody is silent for longer, in a phase that does not wait for others."""
 
-    A traced process is never evicted. A stopped one is, once a peer waited beyond its deadline. One that uses its
-    processor is a straggler, unless it gives no sign for `outside_s`. In the loop's own body only that counts.
-    """
-    e = evidence
-    if e.state in "XZ":
-        return SilenceVerdict(decision="wait", reason="already gone")
-    if e.traced:
-        return SilenceVerdict(decision="wait", reason="traced by a debugger")
-    if e.state == "T":
-        if e.waited_s >= e.deadline_s:
-            return SilenceVerdict(decision="evict", reason=f"stopped; a peer waited {e.waited_s:.2f} s for it")
-        return SilenceVerdict(decision="wait", reason="stopped, within the deadline")
-    if e.deaf:
-        return SilenceVerdict(
-            decision="evict", reason=f"no sign of life for {e.silent_s:.1f} s in {e.phase.name.lower()}"
-        )
-    if e.phase in _WAITING and not e.cpu_advanced and e.state != "R":
-        return SilenceVerdict(decision="probe", reason="it waits for others too")
-    limit = min(e.allowed_s, outside_s) if e.phase in OWNED else outside_s
-    if e.phase not in _WAITING and e.silent_s > outside_s:
-        where = f"in {e.phase.name.lower()}" if e.phase in OWNED else "in the loop's body"
-        return SilenceVerdict(decision="evict", reason=f"silent for {e.silent_s:.1f} s {where} (outside_s)")
-    if e.cpu_advanced or e.state == "R":
-        return SilenceVerdict(decision="wait", reason="slow: its processor time advances")
-    if e.silent_s > limit:
-        return SilenceVerdict(decision="evict", reason=f"silent for {e.silent_s:.2f} s in {e.phase.name.lower()}")
-    return SilenceVerdict(decision="wait", reason=f"silent for {e.silent_s:.2f} s of {limit:.2f} allowed")
+    outside_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if not self.outside_s > 0:
+            raise ConfigError(f"outside_s {self.outside_s}", remedy="more than none")
+
+    def decide(self, belief: EvictionBelief, state: EvictionState) -> EvictionDecision:
+        """What to do about one suspect.
+
+        A traced process is never evicted. One that uses its processor is a straggler, unless it gives no sign for
+        `outside_s`. In the loop's own body only that counts.
+        """
+        s = state
+        if s.kernel in "XZ":
+            return EvictionDecision(action="wait", reason="already gone")
+        if s.traced:
+            return EvictionDecision(action="wait", reason="traced by a debugger")
+        if s.kernel == "T":
+            return self._stopped(belief, s)
+        if s.deaf:
+            reason = f"no sign of life for {s.silent_s:.1f} s in {s.phase.name.lower()}"
+            return EvictionDecision(action="evict", reason=reason)
+        if s.phase in _WAITING and not s.cpu_advanced and s.kernel != "R":
+            return EvictionDecision(action="probe", reason="it waits for others too")
+        limit = min(belief.allowed_s, self.outside_s) if s.phase in OWNED else self.outside_s
+        if s.phase not in _WAITING and s.silent_s > self.outside_s:
+            where = f"in {s.phase.name.lower()}" if s.phase in OWNED else "in the loop's body"
+            return EvictionDecision(action="evict", reason=f"silent for {s.silent_s:.1f} s {where} (outside_s)")
+        if s.cpu_advanced or s.kernel == "R":
+            return EvictionDecision(action="wait", reason="slow: its processor time advances")
+        if s.silent_s > limit:
+            return EvictionDecision(action="evict", reason=f"silent for {s.silent_s:.2f} s in {s.phase.name.lower()}")
+        return EvictionDecision(action="wait", reason=f"silent for {s.silent_s:.2f} s of {limit:.2f} allowed")
+
+    def _stopped(self, belief: EvictionBelief, s: EvictionState) -> EvictionDecision:
+        """The only holder of the state is continued, as long as a script may be silent. Whoever is in no view has been
+        continued once by its agent (27), and is replaced. Of others, one is evicted once a peer's deadline is over."""
+        if not s.seated:
+            if s.asked:
+                return EvictionDecision(action="wait", reason="stopped, in no view")
+            return EvictionDecision(action="evict", reason="stopped again, though it was continued")
+        if s.alone and s.silent_s <= self.outside_s:
+            return EvictionDecision(action="continue", reason="stopped, and nobody else has the state")
+        if s.waited_s >= belief.awaited_s:
+            return EvictionDecision(action="evict", reason=f"stopped; a peer waited {s.waited_s:.2f} s for it")
+        return EvictionDecision(action="wait", reason="stopped, within the deadline")
+
+    def cut(
+        self, pairs: Iterable[tuple[str, str]], reachable: Collection[str], age: Mapping[str, int]
+    ) -> tuple[str, ...]:
+        """Who goes where pairs of members have no path between them: `vertex_cover`."""
+        return vertex_cover(pairs, reachable, age)
 
 
-def silence_s(usual_s: float, floor_s: float, outside_s: float) -> float:
+def silence_s(usual_s: float, deadlines: DeadlinePolicy, evictions: EvictionPolicy) -> float:
     """Seconds from a hang to the eviction of who hangs, in a phase of its own that has always taken `usual_s`: what the
-    learned deadline allows it, if `judge` evicts it then."""
+    learned deadline allows it, if it is evicted then."""
     seen = Durations()
-    while (allowed_s := deadline(seen, floor_s)) == math.inf:
+    while not (found := deadlines.decide(seen, DeadlineState())).learned:
         seen.observe(usual_s)
-    evidence = SilenceEvidence(
-        state="S",
-        traced=False,
-        phase=Phase.BACKWARD,
-        silent_s=math.nextafter(allowed_s, math.inf),
-        cpu_advanced=False,
-        allowed_s=allowed_s,
-        waited_s=allowed_s,
-        deadline_s=allowed_s,
-    )
-    return min(allowed_s, outside_s) if judge(evidence, outside_s).decision == "evict" else outside_s
+    belief = EvictionBelief(allowed_s=found.allowed_s, awaited_s=found.allowed_s)
+    over_s = math.nextafter(found.allowed_s, math.inf)
+    state = EvictionState(kernel="S", phase=Phase.BACKWARD, silent_s=over_s, waited_s=found.allowed_s)
+    evicted = evictions.decide(belief, state).action == "evict"
+    return min(found.allowed_s, evictions.outside_s) if evicted else evictions.outside_s
 
 
 def vertex_cover(

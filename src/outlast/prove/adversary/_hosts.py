@@ -283,14 +283,14 @@ class SimulatedAgent(Dialler, Supervisor):
 
     def _look(self) -> None:
         """Whoever is silent for longer than it may be is reported unasked."""
-        stall_s = self.world.scenario.stall_s
-        self.kernel.after(stall_s, self, self._look)
+        allowed_s = self.world.scenario.allowed_s()
+        self.kernel.after(self.world.scenario.stall_s, self, self._look)
         for name, state in self.known.items():
             replica = self.world.replicas.get(name) if state == "alive" else None
             if (
                 replica is not None
                 and replica.busy | replica.paused
-                and self.kernel.now - replica.progress_at > stall_s
+                and self.kernel.now - replica.progress_at > allowed_s
             ):
                 self._examine(name)
 
@@ -308,6 +308,6 @@ class SimulatedAgent(Dialler, Supervisor):
                 phase=Phase.BACKWARD if replica.busy else Phase.SCATTERED if replica.in_mesh else Phase.CONNECT,
                 silent_s=silent_s,
                 cpu_advanced=computing,
-                allowed_s=self.world.scenario.stall_s,
+                allowed_s=self.world.scenario.allowed_s(),
             )
         )

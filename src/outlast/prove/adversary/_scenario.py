@@ -8,7 +8,14 @@ from typing import Literal
 
 import msgspec
 
-from outlast.core.policy import AdmissionPolicy, VacancyPolicy, most_rows_per_host
+from outlast.core.policy import (
+    AdmissionPolicy,
+    DeadlinePolicy,
+    DeadlineState,
+    Durations,
+    VacancyPolicy,
+    most_rows_per_host,
+)
 from outlast.core.protocol import Settings
 from outlast.prove.adversary._schedule_faults import THEMES, ScheduleFault, any_fault, cut_off_whole
 
@@ -64,6 +71,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if not self.rows_by_host:
             return {}
         return {"fault_domains": str(-(-self.num_rows // self.admission().trim_count))}
+
+    def allowed_s(self, *, host: bool = False) -> float:
+        """Silence that is allowed of a member that is waited for, or of a host. The scenario says the longest: virtual
+        steps are too few to learn from."""
+        policy = DeadlinePolicy(floor_s=self.stall_s)
+        state = DeadlineState(awaited=not host, longest_s=self.silence_s if host else self.stall_s)
+        return policy.decide(Durations(), state).allowed_s
 
     def settings(self) -> Settings:
         return Settings(

@@ -131,18 +131,18 @@ class SimulatedSeat(Dialler, Owner):
 
     def _watch(self) -> None:
         """Say who is waited for, as long as the training thread waits for peers; and look after a joiner's streams."""
-        stall_s = self.world.scenario.stall_s
-        self.kernel.after(stall_s, self, self._watch)
+        allowed_s = self.world.scenario.allowed_s()
+        self.kernel.after(self.world.scenario.stall_s, self, self._watch)
         if self.member.view is None:
             self.spare.give_up_if_orphaned()
         mesh, waited_s = self.mesh, self.kernel.now - self.progress_at
-        if self.busy or self._doing is None or waited_s < stall_s or mesh is None:
+        if self.busy or self._doing is None or waited_s < allowed_s or mesh is None:
             return
         self.run()
         missing = tuple(self._missing())
         if missing and self.mesh is mesh:
             me, view = self.name, mesh.view.id
-            self.say(m.Stalled(member=me, view=view, phase=0, missing=missing, waited_s=waited_s, deadline_s=stall_s))
+            self.say(m.Stalled(member=me, view=view, phase=0, missing=missing, waited_s=waited_s, deadline_s=allowed_s))
 
     def awaiting(self, *keys: Any) -> None:
         self._awaited = keys

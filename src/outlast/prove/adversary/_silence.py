@@ -55,8 +55,9 @@ class SilenceWatch:
         self._looked_s = now
         for agent in roster.agents:
             self.heard_s.setdefault(agent, now)
+        allowed_s = self.world.scenario.allowed_s(host=True)
         for agent, heard_s in sorted(self.heard_s.items()):
-            if now - heard_s > self.world.scenario.silence_s:
+            if now - heard_s > allowed_s:
                 del self.heard_s[agent]
                 self._give_up(agent, now - heard_s)
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from outlast.core import events
-from outlast.core.policy.deadlines import Durations, deadline
+from outlast.core.policy import DeadlinePolicy, DeadlineState, Durations
 from outlast.core.protocol import StepTime
 from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
@@ -207,9 +207,10 @@ class Hosts:
         if now_s - known.wanted_s < _WANTED_S and known.recalled:
             return_s = self._unmissed_s if crowded else min(max(_RETURN_S, 2 * self._floor_s), self._unmissed_s)
             return return_s, " by the coordinator that has taken over, while others wait for it"
-        if now_s - known.wanted_s < _WANTED_S:
-            return min(deadline(known.gaps, self._floor_s), self._unmissed_s), " while others wait for it"
-        return self._unmissed_s, ""
+        awaited = now_s - known.wanted_s < _WANTED_S
+        state = DeadlineState(awaited=awaited, longest_s=self._unmissed_s)
+        allowed_s = DeadlinePolicy(floor_s=self._floor_s).decide(known.gaps, state).allowed_s
+        return allowed_s, " while others wait for it" if awaited else ""
 
     def processes(self, agent: str) -> list[str]:
         """Who was connected from there."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from outlast.core.policy.deadlines import Durations, deadline
+from outlast.core.policy import DeadlinePolicy, DeadlineState, Durations
 from outlast.runtime.transport.progress_block import Progress
 
 __all__ = ["BEAT_S", "Watch", "cpu_s", "excused", "kernel_state", "why_out"]
@@ -75,7 +75,7 @@ class Watch:
         state: Callable[[int], tuple[str, bool]] = kernel_state,
     ) -> None:
         self.pid, self.progress, self._state = pid, progress, state
-        self._floor_s, self._hung_s = max(floor_s, _FLOOR_S), hung_s
+        self._policy, self._hung_s = DeadlinePolicy(floor_s=max(floor_s, _FLOOR_S)), hung_s
         self._gaps = Durations()
         self._alive_s = progress.read()[3]
         self._looked_s = self._since_s = math.nan
@@ -89,9 +89,9 @@ class Watch:
             self._gaps.observe(alive_s - self._alive_s)
         self._looked_s, self._alive_s = now_s, alive_s
         silent_s = now_s - max(alive_s, self._since_s)
-        allowed_s = deadline(self._gaps, self._floor_s)
-        young = math.isinf(allowed_s)  # it may load for long, but not while it is stopped
-        if silent_s <= (self._floor_s if young else allowed_s):
+        found = self._policy.decide(self._gaps, DeadlineState())
+        young = not found.learned  # it may load for long, but not while it is stopped
+        if silent_s <= (self._policy.floor_s if young else found.allowed_s):
             return "", silent_s
         state, traced = self._state(self.pid)
         if traced:

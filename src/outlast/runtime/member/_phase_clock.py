@@ -12,10 +12,12 @@ from collections.abc import Callable
 
 from outlast.config import RunConfig
 from outlast.core.phases import OWNED, Phase
-from outlast.core.policy.deadlines import Durations, deadline
+from outlast.core.policy import DeadlinePolicy, DeadlineState, Durations
 from outlast.runtime.transport.progress_block import Progress
 
 __all__ = ["PhaseClock"]
+
+_OWN = DeadlineState()
 
 
 class PhaseClock:
@@ -28,14 +30,16 @@ class PhaseClock:
         config: RunConfig,
         passed: Callable[[Phase, float], None] = lambda phase, seconds: None,
     ) -> None:
-        self._progress, self._floor_s, self._formation_s = progress, config.stall_floor_s, config.formation_s
+        self._progress, self._policy = progress, DeadlinePolicy(floor_s=config.stall_floor_s)
+        # Half: who hangs in a group that forms is to be found before the coordinator tries another group with it.
+        self._waiting = DeadlineState(longest_s=config.formation_s / 2)
         self._hosts = bool(config.endpoint)  # several
         self._durations: dict[Phase, Durations] = defaultdict(Durations)
         self._passed, self.phase, self._since_ns = passed, Phase.IDLE, 0
 
     def enter(self, phase: Phase, step: int, microbatch: int = -1, bucket: int = -1) -> None:
         """Publish the phase with the silence that is allowed in it, and learn how long the last one took."""
-        allowed_s = deadline(self._durations[phase], self._floor_s) if phase in OWNED else 0.0
+        allowed_s = self._policy.decide(self._durations[phase], _OWN).allowed_s if phase in OWNED else 0.0
         now_ns = self._progress.enter(phase, step, microbatch, bucket, 0.0 if allowed_s == math.inf else allowed_s)
         if self._since_ns:
             took_s = (now_ns - self._since_ns) / 1e9
@@ -50,10 +54,9 @@ class PhaseClock:
     def awaited_s(self, phase: Phase) -> float:
         """How long to wait for others in a phase that has no deadline yet before it is said that they are awaited,
         which accuses nobody; inf where it has one. Only a host that is cut off ends no connection."""
-        known = not math.isinf(deadline(self._durations[phase], self._floor_s))
-        return math.inf if known or not self._hosts else self._floor_s
+        known = self._policy.decide(self._durations[phase], _OWN).learned
+        return math.inf if known or not self._hosts else self._policy.floor_s
 
     def patience(self, phase: Phase) -> float:
         """How long to wait for others in a phase before they are named."""
-        # Half: who hangs in a group that forms is to be found before the coordinator tries another group with it.
-        return min(deadline(self._durations[phase], self._floor_s), self._formation_s / 2)
+        return self._policy.decide(self._durations[phase], self._waiting).allowed_s

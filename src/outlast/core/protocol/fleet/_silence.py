@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outlast.core.phases import Phase
-from outlast.core.policy.evictions import SilenceEvidence, judge, vertex_cover
+from outlast.core.policy import EvictionBelief, EvictionDecision, EvictionPolicy, EvictionState
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.state import FleetState
+from outlast.core.protocol.types import View
 
 __all__ = ["continued", "cut", "examined", "probed", "rows", "stalled"]
 
@@ -26,59 +27,60 @@ def stalled(c: FleetState, now_s: float, message: m.Stalled) -> None:
 
 
 def examined(c: FleetState, now_s: float, seen: m.Examined) -> None:
-    """An agent's evidence about a suspect: evict, wait, or probe the paths. Unasked, it stands for itself: in a view
-    of one nobody waits for who hangs."""
+    """An agent's evidence about a suspect: evict, wait, continue it or probe the paths. Unasked, it stands for itself:
+    in a view of one nobody waits for who hangs."""
     asked = c.stalls.pop(seen.member, None)
-    if (
-        seen.state == "T"
-        and not seen.traced
-        and c.roster.is_alive(seen.member)
-        and _stopped_again(c, seen, bool(asked))
-    ):
+    if not c.roster.is_alive(seen.member):
         return
-    if c.view is None or c.change is not None or not c.roster.is_alive(seen.member):
+    found, agent = _decided(c, seen, asked), c.roster.peers[seen.member].agent
+    if found.action == "continue":
+        c.tell([agent], m.Continue(epoch=c.epoch, member=seen.member))
         return
-    waited_s, deadline_s = (asked.waited_s, asked.deadline_s) if asked else (seen.silent_s, seen.allowed_s)
-    evidence = SilenceEvidence(
-        state=seen.state,
-        traced=seen.traced,
+    # whoever is stopped outside the view holds no change up, and none holds it up
+    beside = seen.state == "T" and not seen.traced and seen.member not in c.current
+    if not beside and (c.view is None or c.change is not None):
+        return
+    if found.action == "evict":
+        if beside or c.reports.noticed(seen.member, asked.member if asked else agent, now_s):
+            c.journal("suspected", replica=seen.member, evidence=found.reason, decision="evict")
+        c.kill(seen.member, found.reason)
+    elif found.action == "probe" and asked is not None:
+        newest = c.planned if c.planned is not None and asked.view == c.planned.id else c.view
+        assert newest is not None, "there is a view, or the member is beside it"
+        _probe(c, seen.member, newest)
+
+
+def _decided(c: FleetState, seen: m.Examined, asked: m.Stalled | None) -> EvictionDecision:
+    """What the policy makes of an agent's evidence, and of what the peer says that waits."""
+    waited_s, awaited_s = (asked.waited_s, asked.deadline_s) if asked else (seen.silent_s, seen.allowed_s)
+    others = [other for other in c.roster.alive(c.current) if other != seen.member]
+    state = EvictionState(
+        kernel=seen.state,
         phase=Phase(seen.phase),
         silent_s=seen.silent_s,
-        cpu_advanced=seen.cpu_advanced,
-        deaf=seen.deaf,
-        allowed_s=seen.allowed_s,
         waited_s=waited_s,
-        deadline_s=deadline_s,
+        cpu_advanced=seen.cpu_advanced,
+        traced=seen.traced,
+        deaf=seen.deaf,
+        asked=asked is not None,
+        seated=seen.member in c.current,
+        alone=not others and not c.roster.count("ready"),
     )
-    verdict = judge(evidence, c.settings.outside_s)
-    if verdict.decision == "evict":
-        if c.reports.noticed(seen.member, asked.member if asked else c.roster.peers[seen.member].agent, now_s):
-            c.journal("suspected", replica=seen.member, evidence=verdict.reason, decision="evict")
-        c.kill(seen.member, verdict.reason)
-    elif verdict.decision == "probe" and asked is not None:
-        newest = c.planned if c.planned is not None and asked.view == c.planned.id else c.view
-        c.idle.add(seen.member)
-        if c.probing != newest.id:
-            c.probing = newest.id
-            c.rows.clear()
-            c.tell(newest.members, m.ProbePaths(epoch=c.epoch, view=newest.id))
-            c.timer(f"probe:{newest.id}", 2.0 * c.settings.doubt_s)
+    return _policy(c).decide(EvictionBelief(allowed_s=seen.allowed_s, awaited_s=awaited_s), state)
 
 
-def _stopped_again(c: FleetState, seen: m.Examined, asked: bool) -> bool:
-    """Whether that is all about a member that is stopped. The only holder of the state is continued and waited for, as
-    long as a script may be silent; whoever is in no view has been continued once, and is replaced (27)."""
-    name, agent = seen.member, c.roster.peers[seen.member].agent
-    if name in c.current:
-        others = [other for other in c.roster.alive(c.current) if other != name]
-        if others or c.roster.count("ready") or seen.silent_s > c.settings.outside_s:
-            return False
-        c.tell([agent], m.Continue(epoch=c.epoch, member=name))
-        return True
-    if not asked:
-        c.journal("suspected", replica=name, evidence="stopped again, though it was continued", decision="evict")
-        c.kill(name, "stopped again, though it was continued")
-    return True
+def _policy(c: FleetState) -> EvictionPolicy:
+    return EvictionPolicy(outside_s=c.settings.outside_s)
+
+
+def _probe(c: FleetState, suspect: str, view: View) -> None:
+    """Ask the members of the view whom they reach; the answers are taken together a little later."""
+    c.idle.add(suspect)
+    if c.probing != view.id:
+        c.probing = view.id
+        c.rows.clear()
+        c.tell(view.members, m.ProbePaths(epoch=c.epoch, view=view.id))
+        c.timer(f"probe:{view.id}", 2.0 * c.settings.doubt_s)
 
 
 def continued(c: FleetState, now_s: float, said: m.Continued) -> None:
@@ -118,7 +120,7 @@ def cut(c: FleetState, pairs: Iterable[tuple[str, str]], why: str) -> None:
     members = c.view.members if c.view else ()
     age = {name: index for index, name in enumerate(members)}
     reachable = c.change.acked if c.change is not None else set(c.rows)
-    for name in vertex_cover(pairs, reachable=reachable, age=age):
+    for name in _policy(c).cut(pairs, reachable, age):
         if c.change is not None:
             c.condemn(name, why)
         else:
