@@ -369,3 +369,19 @@ def test_a_planned_job_acts_on_no_alarm_that_costs_more_than_it_saves() -> None:
     assert analyse(msgspec.structs.replace(FORETOLD, on_alarm="tell")).chain < analyse(FORETOLD).chain
     for share in (0.01, 0.03, 0.1, 0.3, 1.0):
         assert worth(precision=share) >= 0.0
+
+
+def test_a_job_that_saves_often_stops_for_what_costs_less_than_half_its_interval() -> None:
+    """What is unsaved counts also where it is less than half of the time between two weighings, here 450 s."""
+    (told,) = FORETOLD.classes
+    told = msgspec.structs.replace(told, detection_s=10.0, notice_s=3600.0, precision=1.0)
+    tier = msgspec.structs.replace(FORETOLD.tiers[0], recovery_s=20.0, write_s=2.0)
+
+    def planned(stop_s: float) -> float:
+        job = msgspec.structs.replace(
+            FORETOLD, classes=(told,), tiers=(tier,), interval="fixed", interval_s=400.0, planned_stop_s=stop_s
+        )
+        return float(simulate(job, 4, seed=1).planned.sum())
+
+    assert planned(215.0) > 0, "10 s to notice it, 20 s to go back, 200 s of work"
+    assert planned(245.0) == 0

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from outlast.cli import main
+from outlast.config import RunConfig
 from outlast.core import events as ev
 from outlast.core.policy import (
     AuditPolicy,
@@ -32,6 +33,7 @@ from outlast.plan._analytic import analyse
 from outlast.plan._compiled import compile_job, replace_job
 from outlast.plan._kernel import Kernel
 from outlast.plan._planner import _spares, design_of
+from outlast.runtime.coordinator._record_summary import JournalFold
 
 
 def story(seed: int) -> list[ev.AnyEvent]:
@@ -40,11 +42,15 @@ def story(seed: int) -> list[ev.AnyEvent]:
     config = {"checkpoint_min_s": 10.0}
     told: list[ev.AnyEvent] = [
         ev.RunStarted(at_s=at_s, run_id="r", command=[], num_replicas=8, num_spares=0, signature={}, config=config),
-        ev.ViewInstalled(at_s=at_s, epoch=1, n=1, members=[f"r{i}.1" for i in range(8)], cause="", planned=False),
+        ev.ViewInstalled(
+            at_s=at_s, epoch=1, n=1, members=[f"r{i}.1" for i in range(8)], cause="", planned=False, num_microbatches=8
+        ),
         ev.ViewFormed(at_s=at_s + 5, epoch=1, n=1, step=0, roll_call_s=0.1),
     ]
     for _ in range(160):
         at_s, step = at_s + rng.expovariate(1 / 900), step + 50
+        if seed % 2 and rng.random() < 0.2:
+            told += audits(rng, at_s, step)
         kind = rng.random()
         if kind < 0.3:
             who = f"r{rng.randrange(8)}.1"
@@ -76,6 +82,19 @@ def story(seed: int) -> list[ev.AnyEvent]:
     return told
 
 
+def audits(rng: random.Random, at_s: float, step: int) -> list[ev.AnyEvent]:
+    """Steps whose states agree, in which some microbatches were computed twice; now and then one differed."""
+    found: list[ev.AnyEvent] = [ev.StateCertified(at_s=at_s, step=step, share=0.1, audited=rng.randrange(400))]
+    if rng.random() < 0.2:
+        found.append(
+            ev.AuditMismatch(
+                at_s=at_s, step=step, microbatch=1, culprit=f"r{rng.randrange(8)}.1", host="h", device="d",
+                verdict="persistent", evidence="", confidence=1.0, remedy="",
+            )
+        )  # fmt: skip
+    return found
+
+
 REAL: dict[str, list[ev.AnyEvent]] = msgspec.json.decode(
     gzip.decompress(Path(__file__).with_name("real_journals.json.gz").read_bytes()), type=dict[str, list[ev.AnyEvent]]
 )
@@ -92,21 +111,41 @@ def told(events: list[ev.AnyEvent], run: Path, capsys: pytest.CaptureFixture[str
     return [why, json.loads(capsys.readouterr().out)]
 
 
-@pytest.mark.parametrize("which", [*range(12), *REAL])
+def coordinators(events: list[ev.AnyEvent]) -> RunRecord:
+    """The record of a coordinator at this moment, of which the one before was lost halfway: it went on from what that
+    one had folded."""
+    config = RunConfig()
+    first, second = JournalFold(config), JournalFold(config)
+    for event in events[: len(events) // 2]:
+        first.take(event)
+    second.load(first.dump())
+    for event in events[len(events) // 2 :]:
+        second.take(event)
+    return second.record
+
+
+@pytest.mark.parametrize("which", [*range(20), *REAL])
 def test_a_journal_believes_what_the_live_record_did(
     which: int | str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twenty records: rate, interval, spares and audit share, to the last digit."""
+    """Twenty drawn records, half of them with audits, and eight of real fleets: rate, interval, spares and audit share
+    of the coordinator, of `why` and of `plan --from-run`, to the last digit."""
     events = story(which) if isinstance(which, int) else REAL[which]
-    live = RunRecord()
-    for event in events:
-        live.take(event)
-    now = live.believed(events[-1].at_s)
+    now = coordinators(events).believed(events[-1].at_s)
     interval_s = None if now.interval_s == math.inf else now.interval_s
     want = (now.death_rate_s, now.mtbr_s, interval_s, now.num_spares, now.audit_share, now.reason)
     for found in told(events, tmp_path / "run", capsys):
         names = ("death_rate_s", "mtbr_s", "interval_s", "num_spares", "audit_share", "reason")
         assert tuple(found[name] for name in names) == want
+
+
+def test_the_records_that_are_compared_differ_in_what_they_say() -> None:
+    """Else equal figures would say little."""
+    found = [coordinators(events) for events in (*map(story, range(20)), *REAL.values())]
+    at_s = [events[-1].at_s for events in (*map(story, range(20)), *REAL.values())]
+    said = [record.believed(t) for record, t in zip(found, at_s, strict=True)]
+    for name, least in (("death_rate_s", 20), ("interval_s", 20), ("num_spares", 2), ("audit_share", 10)):
+        assert len({getattr(each, name) for each in said}) >= least, name
 
 
 def test_audits_and_mismatches_move_the_share() -> None:

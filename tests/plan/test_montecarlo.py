@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from outlast.core import reliability as rel
 from outlast.plan import FailureClass, Job, Tier, simulate
@@ -32,6 +33,7 @@ def one_run(s: dict[str, Any], rng: random.Random) -> tuple[float, int]:
     """(useful time over wall time, failures) of one run: train, write, fail, go back."""
     now = kept = at = down = 0.0
     failures, cycle = 0, s["interval_s"] + s["write_s"]
+    acts = s["planned_s"] < s["detect_s"] + s["recovery_s"] + s["interval_s"] / 2  # else the prediction is let be
     while True:
         gap = rng.expovariate(1 / s["mtbf_s"])
         span = min(gap, s["wall_s"] - now)
@@ -44,7 +46,7 @@ def one_run(s: dict[str, Any], rng: random.Random) -> tuple[float, int]:
         failures += 1
         if rng.random() < s["masked"]:
             down += s["stall_s"]
-        elif rng.random() < s["foretold"]:
+        elif rng.random() < s["foretold"] and acts:
             kept, at, down = kept + trained, 0.0, max(down, s["planned_s"])
         else:
             kept, at, down = kept + saved, 0.0, s["detect_s"] + s["recovery_s"]
@@ -62,27 +64,47 @@ def as_job(s: dict[str, Any]) -> Job:
     )  # fmt: skip
 
 
-def compare(settings: int, runs: int) -> None:
-    rng = random.Random(7)
+SEED = 7
+
+
+def compare(settings: int, runs: int) -> NDArray[np.float64]:
+    """(settings, 4): the simulator's useful time less the Monte Carlo's, its time between failures over that one's less
+    one, and four standard errors of each, of both counts."""
+    rng, rows = random.Random(SEED), []
     for _ in range(settings):
         s = setting(rng)
-        mine = [one_run(s, rng) for _ in range(runs)]
+        mine = np.array([one_run(s, rng) for _ in range(runs)])
         found = simulate(as_job(s), runs, seed=rng.randrange(1000))
-        ratio, spread = float(np.mean([m[0] for m in mine])), float(np.std([m[0] for m in mine])) / runs**0.5
-        assert abs(found.ettr().mean - ratio) < 0.005 + 4 * spread, s
-        failures = float(np.mean([m[1] for m in mine]))
-        error = 4 * (2 * failures / runs) ** 0.5  # of both counts
-        assert abs(float(found.failures.sum()) / runs - failures) < 0.02 * failures + error, s
+        ratio, failures = mine.mean(axis=0)
+        spread = 4 * float(mine[:, 0].std()) * (2 / runs) ** 0.5
+        between = failures / (float(found.failures.sum()) / runs) - 1
+        rows.append((found.ettr().mean - ratio, between, spread, 4 * (2 / (failures * runs)) ** 0.5))
+    return np.array(rows)
 
 
 def test_the_simulator_agrees_with_a_monte_carlo_from_the_documentation() -> None:
-    compare(settings=24, runs=60)
+    gaps = compare(settings=24, runs=60)
+    assert (abs(gaps[:, 0]) < 0.005 + gaps[:, 2]).all()
+    assert (abs(gaps[:, 1]) < 0.02 + gaps[:, 3]).all()
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_it_agrees_on_two_hundred_settings() -> None:
-    compare(settings=200, runs=400)
+    """So many runs that chance has hardly any part in the bounds. `-s` shows the figures."""
+    gaps = compare(settings=200, runs=4000)
+    points, percent = 100 * abs(gaps[:, 0]), 100 * abs(gaps[:, 1])
+    print(f"\n{len(gaps)} settings, 4000 runs each on both sides, seed {SEED}")
+    for name, found, bound, error in (
+        ("ETTR, points apart", points, 0.5, 100 * gaps[:, 2] / 4),
+        ("MTBF, percent apart", percent, 2.0, 100 * gaps[:, 3] / 4),
+    ):
+        figures = (np.median(found), np.quantile(found, 0.95), found.max(), np.median(error))
+        print(f"{name}: median {figures[0]:.3f}, 95 of 100 below {figures[1]:.3f}, most {figures[2]:.3f}; "
+              f"one standard error {figures[3]:.3f}; within {bound}: {int((found <= bound).sum())}")  # fmt: skip
+    print(f"mean difference: ETTR {100 * gaps[:, 0].mean():+.4f} points, MTBF {100 * gaps[:, 1].mean():+.4f} percent")
+    assert points.max() <= 0.5
+    assert percent.max() <= 2.0
 
 
 WEEKS, MACHINES, A_WEEK = 26, 50, 10.0
@@ -122,7 +144,7 @@ def test_the_interval_of_the_rate_holds_the_truth_as_often_as_it_says(
 
 
 def test_the_interval_of_the_rate_is_neither_nothing_nor_as_wide_as_a_prior() -> None:
-    """Failures at even distances: half as wide as independent ones' at least. A record of days: as its quarters differ."""
+    """Failures at even distances: at least half of what independent ones have. A record of days: as its quarters."""
     even = tuple(Failure(down_h=168.0 * w + h, up_h=None, node="n", kind="x") for w in range(8) for h in (50.0, 100.0))
     found, counted = (
         node_rate(Trace(name="t", hours=8 * 168.0, num_nodes=9, failures=even)),

@@ -25,6 +25,7 @@ __all__ = ["ActionCosts", "AlarmKind", "Outlook", "Prognosis", "alarm_name", "ch
 Action = Literal["wait", "save", "move"]
 _PERIODS = 32
 _NEGLIGIBLE = 0.001
+_PARTS = 16  # of a period, to which unsaved work is told: whole ones were all or nothing for a job that saves often
 _DELAYS = 5.0
 
 
@@ -126,7 +127,8 @@ def choose_action(
     truth = _truth(p, delay_s, since_s)
     if truth < _NEGLIGIBLE:
         return Outlook(action="wait", chance=truth, cost_s=0.0, costs={"wait": 0.0})
-    rows = dict(_values(round(truth, 3), delay_s, costs, can_move, max(0, round(unsaved_s / costs.period_s))))
+    unsaved = max(0, round(unsaved_s / costs.period_s * _PARTS)) / _PARTS
+    rows = dict(_values(round(truth, 3), delay_s, costs, can_move, unsaved))
     action = min(rows, key=lambda name: rows[name])
     return Outlook(action=action, chance=truth, cost_s=rows[action], costs=rows)
 
@@ -138,7 +140,7 @@ def _truth(p: float, delay_s: float, since_s: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _values(
-    truth: float, delay_s: float, costs: ActionCosts, can_move: bool, unsaved: int
+    truth: float, delay_s: float, costs: ActionCosts, can_move: bool, unsaved: float
 ) -> tuple[tuple[Action, float], ...]:
     """Expected cost of each action now, if what follows is best. Backwards over periods; the state is how long ago the
     last save was: it only matters since now, or since what was unsaved before."""
