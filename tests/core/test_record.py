@@ -150,7 +150,7 @@ def test_the_records_that_are_compared_differ_in_what_they_say() -> None:
 
 def test_audits_and_mismatches_move_the_share() -> None:
     record, calm = RunRecord(), RunRecord()
-    for event in story(3):
+    for event in story(2):
         record.take(event), calm.take(event)
     record.take(
         ev.ViewInstalled(at_s=1.8e9, epoch=1, n=2, members=["a", "b"], cause="", planned=False, num_microbatches=8)
