@@ -13,6 +13,8 @@ TEST_WORKERS ?= 3
 CAMPAIGN_WORKERS ?= 2
 # What CI runs of the tests marked campaign, but for those marked soak; campaign-long runs all the others.
 CAMPAIGN := tests/runtime tests/engines tests/observe tests/prove/test_faults.py tests/prove/test_strikes.py tests/tensors/test_rules_training.py
+# Carries axe-core for the tests of the page. They need that one file of it, and not the 48 MB of Playwright that it asks for.
+AXE := axe-playwright-python
 # Named by what it depends on, not dated: a fresh checkout or a switch of branches makes nothing again.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | cksum | tr -d ' ')
 
@@ -47,6 +49,7 @@ $(STAMP):
 	@echo "outlast: in constraints.txt. This downloads about 400 MB, once; later it needs no network."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt --no-deps $(AXE)
 	@rm -f $(VENV)/.made-*
 	@touch $@
 

@@ -62,14 +62,15 @@ class Browser:
                 raise TimeoutError("the browser did not come so far in time")
             turn.wait(0.05)
 
-    def open(self, url: str, width: int, theme: str, timeout_s: float = 30.0) -> None:
-        """Show `url` in a window so wide, in the light or the dark theme; returns when it has figures and rows."""
+    def open(self, url: str, width: int, theme: str, timeout_s: float = 30.0, shown: str = _SHOWN) -> None:
+        """Show `url` in a window so wide, in the light or the dark theme; returns when `shown`, a script, returns true:
+        unless it is given, when there are figures and rows."""
         scheme = [{"name": "prefers-color-scheme", "value": theme}]
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.command("Emulation.setEmulatedMedia", {"features": scheme})
         self.command("Emulation.setDeviceMetricsOverride", size)
         self._call("POST", f"{self._session}/url", {"url": url})
-        self.until(lambda: bool(self.script(_SHOWN)), timeout_s)
+        self.until(lambda: bool(self.script(shown)), timeout_s)
 
     def command(self, name: str, params: dict[str, Any]) -> Any:
         """A command of Chrome's DevTools protocol."""

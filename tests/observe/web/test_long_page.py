@@ -70,7 +70,7 @@ def test_a_million_steps_of_ten_thousand_members_are_shown_and_browsed(browser: 
     figures = shown(browser)
     assert figures["wall time"] == format_s(wall_s)
     assert figures["useful time"] == f"{productive_s / wall_s:.1%}"
-    plan = "return document.querySelector('section[aria-label=\"Beside the plan\"]').innerText"
+    plan = "return document.querySelector('[aria-label=\"Beside the plan\"]').innerText"
     browser.until(lambda: "a replica dies" in browser.script(plan), PATIENCE_S)
     assert re.search(rf"a replica dies\s[^\n]*\b{FAULTS}\b", browser.script(plan))
     everybody(browser)
@@ -92,7 +92,7 @@ def shown(browser: Browser) -> dict[str, str]:
 
 def everybody(browser: Browser) -> None:
     """Every member is drawn and can be reached by keyboard; of the hosts as many as fit, and the number of the rest."""
-    members = "section[aria-label=Members]"
+    members = "[aria-label=Members]"
     assert f"over {RUN.members:,}" in browser.script(f"return document.querySelector('{members}').innerText")
     said = browser.script(
         f"const grid = document.querySelector('{members} canvas'); grid.focus();"
@@ -101,14 +101,14 @@ def everybody(browser: Browser) -> None:
         f"return document.querySelector('{members} [role=status]').textContent"
     )
     assert said.startswith(f"r{RUN.members - 1}."), "the one before the first is the last"
-    hosts = "section[aria-label=Hosts]"
+    hosts = "[aria-label=Hosts]"
     assert browser.script(f"return document.querySelectorAll('{hosts} tbody tr').length") == 200
     assert f"{HOSTS - 200:,} more" in browser.script(f"return document.querySelector('{hosts}').innerText")
 
 
 def rows_are_browsed(browser: Browser) -> None:
     """Kinds of rows, older ones, a link to a moment."""
-    number = "return document.querySelector('button[data-show=failure]').closest('section').innerText"
+    number = "return document.querySelector('button[data-show=failure]').closest('.card').innerText"
     click = "document.querySelector('button[data-show={}]').click()"
     browser.script(click.format("failure"))
     browser.until(lambda: f" of {2 * FAULTS:,}" in browser.script(number))  # each death, and its recovery

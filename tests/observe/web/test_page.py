@@ -219,8 +219,8 @@ def test_its_buttons_ask_with_the_key_that_was_typed(browser: Browser, url: str,
     thread.start()
     try:
         browser.open(serving.url, 820, "light")
-        click = "[...document.querySelectorAll('section[aria-label=\"Ask the run\"] button')].at(arguments[0]).click()"
-        said = "return document.querySelector('section[aria-label=\"Ask the run\"] [role=status]').textContent"
+        click = "[...document.querySelectorAll('[aria-label=\"Ask the run\"] button')].at(arguments[0]).click()"
+        said = "return document.querySelector('[aria-label=\"Ask the run\"] [role=status]').textContent"
         typed = "window.confirm = () => true; window.prompt = () => '{}'; {}"
         browser.script(typed.format("wrong", click.replace("arguments[0]", "0")))
         browser.until(lambda: "this is not the key" in browser.script(said))
@@ -236,7 +236,7 @@ def test_its_buttons_ask_with_the_key_that_was_typed(browser: Browser, url: str,
         browser.until(lambda: asked[-1:] == [("brave", "drain", "h2")])
         browser.script("window.prompt = () => ''; " + click.replace("arguments[0]", "2"))
         assert len(asked) == 2, "nothing named, nothing asked"
-        hidden = "return document.querySelector('section[aria-label=\"Ask the run\"]').hidden"
+        hidden = "return document.querySelector('[aria-label=\"Ask the run\"]').hidden"
         assert not browser.script(hidden)
         journal.append_many(story.whole[over:])
         assert journal.flush()
@@ -247,4 +247,4 @@ def test_its_buttons_ask_with_the_key_that_was_typed(browser: Browser, url: str,
         thread.join(10)
         journal.close()
     browser.open(url, 820, "light")
-    assert browser.script("return document.querySelectorAll('section[aria-label=\"Ask the run\"]').length") == 0
+    assert browser.script("return document.querySelectorAll('[aria-label=\"Ask the run\"]').length") == 0

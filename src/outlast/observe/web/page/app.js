@@ -47,8 +47,9 @@ class Run {
     this.follow();
   }
 
+  // A named group, not a landmark: fifteen of them a run, and the same ones in the run beside it, would hide the run.
   card(where, title, ...content) {
-    const card = el("section", { class: "card", "aria-label": title }, el("h2", {}, title), ...content);
+    const card = el("div", { class: "card", role: "group", "aria-label": title }, el("h2", {}, title), ...content);
     this.place(card);
     where.append(card);
     return card;
@@ -64,7 +65,7 @@ class Run {
   }
 
   table(label, heads, body) {
-    return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
+    return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label },
       el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((name) => el("th", { scope: "col" }, name)))), body));
   }
 
@@ -82,7 +83,7 @@ class Run {
   }
 
   build() {
-    this.top = el("section", { class: "card", "aria-label": "state" });
+    this.top = el("div", { class: "card", role: "group", "aria-label": "state" });
     const [wide, left, right] = ["wide", "column", "column"].map((name) => el("div", { class: name }));
     this.root.append(wide, left, right);
     this.place(this.top);
@@ -107,7 +108,7 @@ class Run {
     this.newer = el("button", { type: "button", onclick: () => this.page(100) }, "newer");
     this.shown = el("span", { class: "soft" });
     this.card(wide, "What happened", this.strip, this.chips,
-      el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "timeline" }, el("table", { class: "rows" }, head, this.body)),
+      el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "timeline" }, el("table", { class: "rows" }, head, this.body)),
       el("div", { class: "chips" }, this.older, this.newer, this.shown));
     this.advice = el("ul");
     this.card(left, "What to do next", this.advice);
@@ -117,15 +118,15 @@ class Run {
     this.card(left, "Members", el("div", { class: "scroll" }, this.people), this.legend, this.pointed);
     this.hosts = el("tbody");
     this.hostsNote = el("p", { class: "soft" });
-    this.hostsCard = this.card(left, "Hosts", this.table("hosts", ["host", "agent", "address", "members", ""], this.hosts), this.hostsNote);
-    this.bar = el("div", { class: "bar", role: "img" });
+    this.hostsCard = this.card(left, "Hosts", this.table("hosts", ["host", "agent", "address", "members", "notes"], this.hosts), this.hostsNote);
+    this.bar = el("div", { class: "bar", role: "img", "aria-label": "no time yet" });
     this.uses = el("tbody");
     this.card(left, "Where the time went", this.bar, el("table", {}, this.uses));
     this.clocks = el("tbody");
     this.card(left, "Clocks", this.table("clocks", ["clock", "seen", "mean time between", "95 % interval"], this.clocks));
     this.ladder = el("tbody");
     this.ladderNote = el("p", { class: "soft" });
-    this.ladderTable = this.table("checkpoints", ["step", "age", "durable after", "held up", "size", ""], this.ladder);
+    this.ladderTable = this.table("checkpoints", ["step", "age", "durable after", "held up", "size", "notes"], this.ladder);
     this.card(left, "Checkpoints", this.ladderNote, this.ladderTable);
     this.suspects = el("ul");
     this.card(left, "Audits and suspects", this.suspects);
