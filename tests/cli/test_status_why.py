@@ -84,6 +84,23 @@ def test_why_tells_what_it_was_and_what_to_do(run_dir: Path, capsys: pytest.Capt
     assert "r0.0 started" in outlast(capsys, "why", str(run_dir), "--all")[1]
 
 
+def test_why_prints_its_paragraph_before_it_lists_what_happened(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["why", str(run_dir)]) == 0
+    paragraph = capsys.readouterr().out.partition("\n")[0]
+    said: list[str] = []
+
+    def lists(*_: object, **__: object) -> None:
+        said.append(capsys.readouterr().out)
+        raise RuntimeError("as far as is asked here")
+
+    monkeypatch.setattr("outlast.observe._why.timeline", lists)
+    with pytest.raises(RuntimeError, match="as far as"):
+        main(["why", str(run_dir)])
+    assert said == [f"{paragraph}\n"]
+
+
 def test_why_begins_with_a_paragraph_and_its_price(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = outlast(capsys, "why", str(run_dir), "--price", "2.50 EUR", "--accelerators", "16")
     first = out.partition("\n\n")[0]

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from outlast.core import events as ev
-from outlast.observe import remedy, render_why, why
+from outlast.observe import at_length, remedy, render_why, why
 
 
 def test_a_survived_run(story: Any) -> None:
@@ -193,3 +193,14 @@ def test_a_script_that_never_joined_is_told_which_calls_make_it_part_of_a_run(st
     assert advice.who == (["run"] if finished else []) + ["r0.1", "r1.1"]
     for call in ("outlast.join()", "run.protect(", "training.steps(until="):
         assert call in advice.remedy
+
+
+def test_a_brief_story_told_at_length_is_the_story(story: Any) -> None:
+    brief, whole = why(story.whole, brief=True), why(story.whole)
+    assert (brief.timeline, brief.anatomy.members) == ([], [])
+    assert whole.timeline
+    assert whole.anatomy.members
+    assert at_length(brief, story.whole) == whole
+    everything = at_length(brief, story.whole, everything=True)
+    assert len(everything.timeline) > len(whole.timeline)
+    assert everything == why(story.whole, everything=True)

@@ -46,11 +46,12 @@ def why(
         events = observe.read_story(reader, None if every else history)
         held = journal.is_held(run_dir)
         now_s = journal.run_now_s(run_dir) if held else None
-        story = observe.why(events, held=held, now_s=now_s, everything=every, accounts=history.accounts)
+        story = observe.why(events, held=held, now_s=now_s, accounts=history.accounts, brief=True)
         incident = observe.incident(story, events, price=costs, accelerators=accelerators)
         if not as_json:
             print(incident.paragraph, flush=True)  # what is needed at once, before what takes longer
         links, foretold = _of_health(reader, events)
+    story = observe.at_length(story, events, everything=every)
     if as_json:
         _print_json(story, run_dir, incident, beliefs(events), links, foretold)
         return 0

@@ -7,7 +7,8 @@ import msgspec
 __all__ = ["Event"]
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base of all events. `at_s`: Unix time."""
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", gc=False):
+    """Base of all events. `at_s`: Unix time. No event holds another that holds it, so the collector of cycles, which
+    would walk through all of them again and again while a journal is read, is told nothing of events."""
 
     at_s: float

@@ -27,8 +27,9 @@ def sealed(magic: bytes, body: bytes) -> bytes:
 
 def unsealed(magic: bytes, data: bytes) -> bytes | None:
     """The body of what was written down; None where it is torn, damaged or of another format."""
-    body = data[len(magic) + _DIGEST_BYTES :]
-    return body if data == sealed(magic, body) else None
+    start = len(magic) + _DIGEST_BYTES
+    body = data[start:]
+    return body if data[:start] == magic + _digest(body) else None
 
 
 def code_digest(modules: Iterable[ModuleType]) -> bytes | None:

@@ -13,7 +13,7 @@ from outlast.observe._history import History
 from outlast.observe._incident import Incident, Price, incident, price_of
 from outlast.observe._kept_history import read_history
 from outlast.observe._live import Live
-from outlast.observe._why import Advice, Why, remedy, why
+from outlast.observe._why import Advice, Why, at_length, remedy, why
 from outlast.observe.page_reading import StateReading, read_state, read_story, sample_losses
 from outlast.observe.plain_text import (
     render_accounting,
@@ -28,10 +28,10 @@ from outlast.observe.run_status import Process, ReplicaStatus, Status, StatusFol
 from outlast.observe.timeline_rows import Row, format_s, row_of, timeline
 
 __all__ = [
-    "Accounting", "Advice", "Found", "History", "Incident", "JsonLines", "Live", "MetricRow", "MetricWriter",
-    "Price", "Process", "ReplicaStatus", "Row", "StateReading", "Status", "StatusFold", "TensorBoardFile",
-    "WeightsAndBiases", "Why", "accounting", "find_run", "format_s", "incident", "losses", "plot", "price_of",
-    "read_history", "read_state", "read_story", "remedy", "render_accounting", "render_people", "render_run",
-    "render_status", "render_timeline", "render_why", "row_of", "rows_of", "sample_losses", "sparkline", "status",
-    "table", "timeline", "why",
+    "Accounting", "Advice", "Found", "History", "Incident", "JsonLines", "Live", "MetricRow", "MetricWriter", "Price",
+    "Process", "ReplicaStatus", "Row", "StateReading", "Status", "StatusFold", "TensorBoardFile", "WeightsAndBiases",
+    "Why", "accounting", "at_length", "find_run", "format_s", "incident", "losses", "plot", "price_of", "read_history",
+    "read_state", "read_story", "remedy", "render_accounting", "render_people", "render_run", "render_status",
+    "render_timeline", "render_why", "row_of", "rows_of", "sample_losses", "sparkline", "status", "table", "timeline",
+    "why",
 ]  # fmt: skip

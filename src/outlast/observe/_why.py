@@ -20,12 +20,18 @@ from outlast.observe.run_status import Status, status
 from outlast.observe.step_anatomy import Anatomy, anatomy_of
 from outlast.observe.timeline_rows import Row, format_s, timeline
 
-__all__ = ["RUNNING", "Advice", "Why", "remedy", "story_of", "why"]
+__all__ = ["RUNNING", "Advice", "Why", "at_length", "remedy", "story_of", "why"]
 
 RUNNING = frozenset({"starting", "forming", "training", "stalled", "ending"})
 """States of a run that goes on: its time is told up to now."""
 
 
+_TOLD_OF = frozenset({
+    ev.AlarmWeighed, ev.AuditMismatch, ev.CheckpointFailed, ev.DataTrouble, ev.DeviceFinding, ev.Recovery,
+    ev.ReplicaExited, ev.RunFinished, ev.VerdictReached, ev.ViewFormed,
+})  # fmt: skip
+"""What headline, figures and advice are made of. In a long run these are few, and the others are asked what they are
+once, not a dozen times."""
 _WORTH_TELLING_S, _WORTH_TELLING = 1.0, 0.01  # of the wall: less of a standstill is no headline
 
 
@@ -183,19 +189,27 @@ def why(
     now_s: float | None = None,
     everything: bool = False,
     accounts: AccountingFold | None = None,
+    brief: bool = False,
 ) -> Why:
     """The story of a run from all its events.
 
     `held` as in `status`, `now_s` as in `accounting`, `everything` as in `timeline`. With `accounts`, which took all
-    events, `events` may lack all progress but the newest.
+    events, `events` may lack all progress but the newest. With `brief` timeline and anatomy are left to
+    `at_length`.
     """
     state = status(events, held=held, now_s=now_s)
     fold = accounts or AccountingFold()
     for event in events if accounts is None else ():
         fold.take(event)
     cost = fold.accounting(now_s=now_s if state.state in RUNNING else None)
+    story = story_of(state, cost, fold.gone, events, [], Anatomy())
+    return story if brief else at_length(story, events, everything=everything)
+
+
+def at_length(story: Why, events: Sequence[ev.AnyEvent], *, everything: bool = False) -> Why:
+    """A brief story with its timeline and a step's anatomy, which no other part of it needs. Arguments as in `why`."""
     rows = timeline(events, everything=everything)
-    return story_of(state, cost, fold.gone, events, rows, anatomy_of(events))
+    return msgspec.structs.replace(story, timeline=rows, anatomy=anatomy_of(events))
 
 
 def story_of(
@@ -203,6 +217,7 @@ def story_of(
 ) -> Why:
     """The same from what is known already. `gone`: steps that no checkpoint holds; `events`: of all kinds but progress
     and views that were installed, of which nothing is told here."""
+    everyone, events = events, [event for event in events if type(event) in _TOLD_OF]
     recoveries = [event for event in events if isinstance(event, ev.Recovery)]
     return Why(
         run_id=state.run_id,
@@ -214,7 +229,7 @@ def story_of(
         downtime_s=_once(recoveries, "downtime_s"),
         cost=cost,
         ettr=cost.ettr,
-        advice=_advice(events, state) + _advice_of_loss(events, state, gone),
+        advice=_advice(events, state) + _advice_of_loss(everyone, state, gone),
         timeline=list(rows),
         gone_steps=gone,
         alarms=_alarms(events),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 
@@ -160,8 +161,8 @@ def read_story(journal: Journal, history: History | None = None) -> list[ev.AnyE
     words = _newest(journal, ev.StepAnatomy, _WORDS, last)
     newest = _newest(journal, ev.ProgressMade, _NEWEST, last)
     if history is not None:
-        kept = (_Ordered(Entry(seq, event)) for seq, event in history.story.entries())
-        return _once(heapq.merge(kept, newest, words))
+        told = [*history.story.entries(), *((entry.seq, entry.event) for stream in (newest, words) for entry in stream)]
+        return list(dict(sorted(told, key=itemgetter(0))).values())
     short = last <= _ALL_OF
     found = journal.events(kinds=[ev.ProgressMade]) if short else journal.sample(ev.ProgressMade, _NUM_SAMPLES)
     progress = (_Ordered(entry) for entry in found if entry.seq <= last)

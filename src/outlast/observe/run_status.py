@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import msgspec
 
@@ -138,11 +138,13 @@ class StatusFold:
     def take(self, event: ev.AnyEvent) -> None:
         """Fold one event in."""
         self._updated_at_s = max(event.at_s, self._updated_at_s or event.at_s)
+        if (take := _TAKES.get(type(event))) is not None:
+            take(self, event)
+
+    def _take_rare(self, event: ev.AnyEvent) -> None:
         match event:
-            case ev.StepAnatomy():
-                pass  # with what follows the most of a long run's, so it is asked for first
-            case ev.ReplicaStarted() | ev.ReplicaExited() | ev.JoinerServed() | ev.JoinerCaughtUp() | ev.Suspected():
-                self._take_replica(event)
+            case ev.CheckpointSaved():
+                self._saved, self._failed_save = event, None
             case ev.RunStarted():
                 self._started = event
             case ev.RunFinished():
@@ -154,10 +156,6 @@ class StatusFold:
                     self._step = event.step
             case ev.VerdictReached():
                 self._verdicts, self._last_verdict = self._verdicts + 1, event
-            case ev.ProgressMade():
-                self._take_progress(event)
-            case ev.CheckpointSaved():
-                self._saved, self._failed_save = event, None
             case ev.CheckpointFailed() if event.cause not in PLAIN_FAILURES:
                 self._failed_save, self._failed_saves = event, self._failed_saves + 1
             case ev.FleetGone():
@@ -173,10 +171,6 @@ class StatusFold:
                 self._certified = event.step
             case ev.Asked() if event.accepted:
                 self._take_asked(event)
-            case ev.CoordinatorStarted() | ev.CoordinatorLost() | ev.AgentStarted() | ev.AgentLost():
-                self._take_process(event)
-            case ev.ViewInstalled() | ev.ViewFormed():
-                self._take_view(event)
 
     @property
     def people_version(self) -> int:
@@ -363,6 +357,22 @@ class StatusFold:
             self._replicas[name] = msgspec.structs.replace(self._replicas[name], **changes)
             (self._suspected.add if changes.get("state") == "suspected" else self._suspected.discard)(name)
             self._people += 1
+
+
+_RARE = (
+    ev.RunStarted, ev.RunFinished, ev.Recovery, ev.VerdictReached, ev.CheckpointFailed, ev.FleetGone, ev.TrainingEnded,
+    ev.AuditMismatch, ev.StateCertified, ev.CheckpointSaved, ev.Asked,
+)  # fmt: skip
+_PROCESSES = (ev.CoordinatorStarted, ev.CoordinatorLost, ev.AgentStarted, ev.AgentLost)
+_REPLICAS = (ev.ReplicaStarted, ev.ReplicaExited, ev.JoinerServed, ev.JoinerCaughtUp, ev.Suspected)
+_TAKES: dict[type[ev.AnyEvent], Callable[[StatusFold, Any], None]] = {
+    **dict.fromkeys(_RARE, StatusFold._take_rare),
+    **dict.fromkeys(_REPLICAS, StatusFold._take_replica),
+    **dict.fromkeys(_PROCESSES, StatusFold._take_process),
+    **dict.fromkeys((ev.ViewInstalled, ev.ViewFormed), StatusFold._take_view),
+    ev.ProgressMade: StatusFold._take_progress,
+}
+"""What each kind changes. To ask each of a long run's thousands of events what it is took most of a status's time."""
 
 
 def status(events: Iterable[ev.AnyEvent], *, held: bool | None = None, now_s: float | None = None) -> Status:

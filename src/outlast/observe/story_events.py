@@ -7,8 +7,6 @@ fewer than `2 * _SAMPLES` are, evenly spread, each at its own place; a view has 
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
 from operator import itemgetter
 
 import msgspec
@@ -94,9 +92,9 @@ class StoryFold:
             self._stride *= 2
             del self._sampled[1::2]
 
-    def entries(self) -> Iterator[tuple[int, ev.AnyEvent]]:
+    def entries(self) -> list[tuple[int, ev.AnyEvent]]:
         """All that was kept, in order, each with its number."""
-        return heapq.merge(self._told, self._sampled, key=itemgetter(0))
+        return sorted(self._told + self._sampled, key=itemgetter(0))
 
     def dump(self) -> bytes:
         """Return all that was kept, for `load`."""
