@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from outlast.core import events as ev
-from outlast.observe import at_length, remedy, render_why, why
+from outlast.observe import _why, at_length, remedy, render_why, why
 
 
 def test_a_survived_run(story: Any) -> None:
@@ -204,3 +206,10 @@ def test_a_brief_story_told_at_length_is_the_story(story: Any) -> None:
     everything = at_length(brief, story.whole, everything=True)
     assert len(everything.timeline) > len(whole.timeline)
     assert everything == why(story.whole, everything=True)
+
+
+def test_every_kind_that_a_story_asks_for_is_left_in_it() -> None:
+    """From its source, so that a new one is not forgotten: its advice would be missing in silence."""
+    source = Path(str(_why.__file__)).read_text(encoding="utf-8")
+    asked = {name or case for name, case in re.findall(r"isinstance\(\w+, ev\.(\w+)\)|case ev\.(\w+)\(", source)}
+    assert asked == {kind.__name__ for kind in _why._TOLD_OF}
