@@ -195,11 +195,11 @@ class Fleet:
         while self._gates:
             self.open_gate()
 
-    def replace(self, struck: str, served: int, caught_up: int) -> str:
-        """Of two replicas one is killed before step 4, and its successor, which is returned, joins before the gates
+    def replace(self, struck: str, served: int, caught_up: int, *, replicas: int = 2) -> str:
+        """Of so many replicas one is killed before step 4, and its successor, which is returned, joins before the gates
         given. Before the second of them it is certain to take its place: a spare has no result."""
-        self.until("both train", lambda: len(self.driven.members) == 2)
-        self.until("both wait", lambda: self.at_gates({self.pid("r0.1"), self.pid("r1.1")}))
+        self.until("all train", lambda: len(self.driven.members) == replicas)
+        self.until("all wait", lambda: self.at_gates({self.pid(f"r{slot}.1") for slot in range(replicas)}))
         self.strike(self.pid(struck))
         self.gate(4, "it was gone", lambda: self.exited(struck))  # the next steps are those of a view without it
         successor = struck.replace(".1", ".2")

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 SCRIPT = Path(__file__).with_name("lightning_training.py")
 STEPS = 60
+LONG = pytest.mark.soak, pytest.mark.timeout(600)
 OF_PLACE = {"first"}  # what a replica saw of the run
 
 
@@ -40,17 +41,20 @@ def course(found: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.process
 @pytest.mark.campaign
-@pytest.mark.parametrize(("struck", "more"), [("r0.1", ()), ("r1.1", ("--precision", "bf16-mixed"))])
+@pytest.mark.parametrize(
+    ("struck", "more", "replicas"),
+    [("r0.1", (), 2), ("r1.1", ("--precision", "bf16-mixed"), 2), pytest.param("r1.1", (), 3, marks=LONG)],
+)
 def test_a_lightning_module_outlasts_its_replicas(
-    fleet: Callable[..., Any], tmp_path: Path, struck: str, more: tuple[str, ...]
+    fleet: Callable[..., Any], tmp_path: Path, struck: str, more: tuple[str, ...], replicas: int
 ) -> None:
     """The writer or the other is killed at an epoch's end; who joins amid the next has its means, best and waits."""
     want = alone(tmp_path / "alone", *more)
-    run = fleet(script=(SCRIPT, *more), replicas=2, steps=STEPS, gates=(4, 7, 8), max_restarts=1)
-    successor = run.replace(struck, 7, 8)
+    run = fleet(script=(SCRIPT, *more), replicas=replicas, steps=STEPS, gates=(4, 7, 8), max_restarts=1)
+    successor = run.replace(struck, 7, 8, replicas=replicas)
     assert run.finish() == 0, run.logs()
     results = run.results()
-    assert set(results) == {"r0.1", "r1.1", successor} - {struck}, run.logs()
+    assert set(results) == {*(f"r{slot}.1" for slot in range(replicas)), successor} - {struck}, run.logs()
     for name, found in results.items():
         assert course(found) == course(want), f"{name}\n{run.logs()}"
     assert results[successor]["first"] > 4

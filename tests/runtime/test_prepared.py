@@ -23,14 +23,24 @@ WAYS = {
     "torchdata": (HERE / "streamed.py",),
 }
 STEPS = 20
+LONG = pytest.mark.soak, pytest.mark.timeout(600)
 
 
 @pytest.mark.process
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("library", "struck"), [("accelerate", "r0.1"), ("lightning", "r1.1"), ("torchdata", "r0.1"), ("torchdata", "r1.1")]
+    ("library", "struck", "replicas"),
+    [
+        ("accelerate", "r0.1", 2),
+        ("lightning", "r1.1", 2),
+        ("torchdata", "r0.1", 2),
+        ("torchdata", "r1.1", 2),
+        *(pytest.param(library, "r1.1", 3, marks=LONG) for library in ("accelerate", "lightning", "torchdata")),
+    ],
 )
-def test_it_outlasts_a_death(fleet: Callable[..., Any], tmp_path: Path, library: str, struck: str) -> None:
+def test_it_outlasts_a_death(
+    fleet: Callable[..., Any], tmp_path: Path, library: str, struck: str, replicas: int
+) -> None:
     pytest.importorskip(library, reason=f"{library} is not there: make trainers-env installs it")
     script = tuple(str(part) for part in WAYS[library])
     alone = tmp_path / "alone"
@@ -39,17 +49,11 @@ def test_it_outlasts_a_death(fleet: Callable[..., Any], tmp_path: Path, library:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     want = json.loads((alone / "r0.1.json").read_text())
-    run = fleet(script=script, replicas=2, steps=STEPS, gates=(4, 9, 10), max_restarts=1)
-    run.until("both train", lambda: len(run.driven.members) == 2)
-    run.until("both wait", lambda: run.at_gates({run.pid("r0.1"), run.pid("r1.1")}))
-    run.strike(run.pid(struck))
-    run.gate(4, "it was gone", lambda: run.exited(struck))
-    successor = struck.replace(".1", ".2")
-    run.gate(9, "its successor was served", lambda: run.served(successor))
-    run.gate(10, "it had caught up, and members are told", lambda: run.placed(successor))
+    run = fleet(script=script, replicas=replicas, steps=STEPS, gates=(4, 9, 10), max_restarts=1)
+    successor = run.replace(struck, 9, 10, replicas=replicas)
     assert run.finish() == 0, run.logs()
     results = run.results()
-    assert set(results) == {"r0.1", "r1.1", successor} - {struck}, run.logs()
+    assert set(results) == {*(f"r{slot}.1" for slot in range(replicas)), successor} - {struck}, run.logs()
     seen: dict[str, list[Any]] = {}
     for name, found in results.items():
         for step, batches in found.pop("seen", {}).items():

@@ -17,6 +17,7 @@ from outlast.errors import ConfigError
 pytest.importorskip("transformers", reason="Hugging Face's trainer is not there: make trainers-env installs it")
 SCRIPT = Path(__file__).with_name("llama_trainer.py")
 STEPS = 18
+LONG = pytest.mark.soak, pytest.mark.timeout(600)
 
 
 def alone(out: Path, *more: str, **environ: str) -> dict[str, Any]:
@@ -29,14 +30,17 @@ def alone(out: Path, *more: str, **environ: str) -> dict[str, Any]:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(("struck", "more"), [("r0.1", ()), ("r1.1", ("--bf16",))])
+@pytest.mark.parametrize(
+    ("struck", "more", "replicas"),
+    [("r0.1", (), 2), ("r1.1", ("--bf16",), 2), pytest.param("r1.1", (), 3, marks=LONG)],
+)
 def test_a_llama_of_the_trainer_outlasts_its_replicas(
-    fleet: Callable[..., Any], tmp_path: Path, struck: str, more: tuple[str, ...]
+    fleet: Callable[..., Any], tmp_path: Path, struck: str, more: tuple[str, ...], replicas: int
 ) -> None:
     """The writer or the other is killed; who replaces it joins; the model that is saved at the end can be loaded."""
     want = alone(tmp_path / "alone", *more)
-    run = fleet(script=(SCRIPT, *more), replicas=2, steps=STEPS, gates=(4, 7, 8), max_restarts=1)
-    successor = run.replace(struck, 7, 8)
+    run = fleet(script=(SCRIPT, *more), replicas=replicas, steps=STEPS, gates=(4, 7, 8), max_restarts=1)
+    successor = run.replace(struck, 7, 8, replicas=replicas)
     assert run.finish() == 0, run.logs()
     assert run.results() == dict.fromkeys(run.results(), want), run.logs()
     assert successor in run.results()

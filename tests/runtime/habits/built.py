@@ -396,5 +396,8 @@ def _with_buffers(habit: Any) -> Any:
     return build
 
 
+HABITS_WITH_BUFFERS = {name: _with_buffers(habit) for name, habit in HABITS.items()}
+
+
 if __name__ == "__main__":
-    main({name: _with_buffers(habit) for name, habit in HABITS.items()})
+    main(HABITS_WITH_BUFFERS)

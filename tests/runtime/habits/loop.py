@@ -7,6 +7,7 @@ the inner loop, after it, and what is compared at the end. Each replica that rea
 from __future__ import annotations
 
 import argparse
+import copy
 import fcntl
 import hashlib
 import json
@@ -137,6 +138,118 @@ def average_of_writer(bench: Bench) -> None:
     """The same, updated by the one that writes."""
     average_by_writer(bench)
     del bench.options["state"]
+
+
+def _by_hand(bench: Bench, since: int = 0) -> dict[str, Tensor]:
+    """An average of the weights as people write it, from a step on."""
+    held = {name: param.detach().clone() for name, param in bench.model.named_parameters()}
+
+    @torch.no_grad()
+    def after(step: Any) -> None:
+        if step.number >= since:
+            for name, param in bench.model.named_parameters():
+                held[name].lerp_(param, 0.01)
+
+    bench.after = after
+    return held
+
+
+def average_by_hand(bench: Bench) -> None:
+    """A dict of tensors that nobody was told of."""
+    _by_hand(bench)
+
+
+def average_by_hand_late(bench: Bench) -> None:
+    """The same, which begins in step 5."""
+    _by_hand(bench, since=5)
+
+
+def average_made_anew(bench: Bench) -> None:
+    """A list of tensors, each of which is replaced in each step by a new one."""
+    held: list[list[Tensor]] = [[param.detach().clone() for param in bench.model.parameters()]]
+
+    def after(step: Any) -> None:
+        held[0] = [
+            0.9 * mine + 0.1 * param.detach() for mine, param in zip(held[0], bench.model.parameters(), strict=True)
+        ]
+
+    bench.after = after
+
+
+def average_of_a_copy(bench: Bench) -> None:
+    """A second model, which follows the first."""
+    second = copy.deepcopy(bench.model).requires_grad_(False)
+
+    @torch.no_grad()
+    def before(step: Any) -> None:
+        for mine, param in zip(second.parameters(), bench.model.parameters(), strict=True):
+            mine.mul_(0.99).add_(param, alpha=0.01)
+
+    bench.before = before
+
+
+def average_late(bench: Bench) -> None:
+    """An AveragedModel that is made in step 5, and that nobody was told of."""
+    held: list[AveragedModel] = []
+
+    def after(step: Any) -> None:
+        if step.number == 5:
+            held.append(AveragedModel(bench.model))
+        if held:
+            held[0].update_parameters(bench.model)
+
+    bench.after = after
+
+
+def average_by_hand_registered(bench: Bench) -> None:
+    """The dict of tensors, with an object around it that is registered and gives them as one flat tensor."""
+    held = _by_hand(bench)
+
+    class Flat:
+        def state_dict(self) -> dict[str, Tensor]:
+            return {"flat": torch.cat([tensor.flatten() for tensor in held.values()])}
+
+        def load_state_dict(self, values: dict[str, Tensor]) -> None:
+            parts = values["flat"].split([tensor.numel() for tensor in held.values()])
+            for tensor, part in zip(held.values(), parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    bench.options["state"] = {"ema": Flat()}
+    bench.compared["average"] = lambda: digest(held)
+
+
+def average_in_the_model(bench: Bench) -> None:
+    """A second part of the model, frozen, which follows the first; its answers are learned from."""
+    student, teacher = bench.model, copy.deepcopy(bench.model).requires_grad_(False)
+    bench.model = nn.ModuleDict({"student": student, "teacher": teacher})
+
+    @torch.no_grad()
+    def after(step: Any) -> None:
+        for mine, param in zip(teacher.parameters(), student.parameters(), strict=True):
+            mine.lerp_(param, 0.05)
+
+    def loss(batch: Any) -> Tensor:
+        far = (student(batch[0]) - teacher(batch[0])).square().mean()
+        return nn.functional.cross_entropy(student(batch[0]), batch[1]) + far
+
+    bench.after, bench.loss = after, loss
+    bench.compared["teacher"] = lambda: digest(teacher.state_dict())
+
+
+def copies_kept(bench: Bench) -> None:
+    """Copies of the weights, of the best step and of the step before, and how far they have moved: no averages."""
+    kept: dict[str, list[Tensor]] = {"last": [p.detach().clone() for p in bench.model.parameters()]}
+    total = [torch.zeros_like(p) for p in bench.model.parameters()]
+
+    @torch.no_grad()
+    def after(step: Any) -> None:
+        for added, param, last in zip(total, bench.model.parameters(), kept["last"], strict=True):
+            added.add_((param - last).abs())
+        kept["last"] = [param.clone() for param in bench.model.parameters()]
+        if step.number % 3 == 0:
+            kept["best"] = [param.clone() for param in bench.model.parameters()]
+
+    bench.after = after
 
 
 class Copied:
@@ -624,7 +737,9 @@ HABITS = {
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
         weighted_by_count, average_that_follows, measured, stopped_by_one, evaluates, streams,
         streams_by_loader, average_by_writer, drawn_between, drawn_from_ones_own, drawn_unregistered,
-        average_unregistered, average_of_writer, average_by_copies,
+        average_unregistered, average_of_writer, average_by_copies, average_by_hand, average_by_hand_late,
+        average_made_anew, average_of_a_copy, average_late, average_by_hand_registered, average_in_the_model,
+        copies_kept,
     )
 }  # fmt: skip
 
@@ -643,19 +758,22 @@ def pass_gate(gates: Path | None, step: int) -> None:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
-def main(habits: dict[str, Callable[[Bench], None]]) -> None:
+def main(habits: dict[str, Callable[[Bench], None]], given: list[str] | None = None) -> None:
+    """`given`: arguments in place of the command line's."""
     parser = argparse.ArgumentParser()
     parser.add_argument("habit", choices=habits)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--gates", type=Path)
+    parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     run, bench = outlast.join(), Bench()
     bench.run, bench.steps, bench.gates = run, args.steps, args.gates
     habits[args.habit](bench)
     training = run.protect(
-        bench.model, bench.optimizer, bench.dataset, global_batch_size=16, microbatches=8, seed=1, **bench.options
-    )
+        bench.model, bench.optimizer, bench.dataset, global_batch_size=16, microbatches=args.microbatches, seed=1,
+        **bench.options,
+    )  # fmt: skip
     bench.training = training
     bench.protected(training)
     for step in bench.iterate(training, args.steps):

@@ -5,7 +5,7 @@ the loop write to the state between two steps in a way that nobody sees? And doe
 with only the state and settings that a joiner receives, do the same step? It works on a copy of parameters and
 optimizer state, where memory has room for one; hooks of optimizers are the script's own and would run twice, so with
 them, or with an optimizer that cannot be copied, the second question is not asked. What the loop keeps beside the state
-and nobody was told of is looked for as well, where it is an average of the weights (`_unseen_averages.py`).
+is the matter of `unseen_averages.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from outlast.errors import LoopUnrepeatable
-from outlast.runtime.checks._unseen_averages import UnseenAverages
 from outlast.runtime.training.state import State
 from outlast.tensors import fingerprint
 
-__all__ = ["Rehearsal", "UnseenAverages"]
+__all__ = ["Rehearsal"]
 
 _STEPS = 3  # the first one has no state yet that could be missing
 _SHARE = 0.25  # of the memory that is free
@@ -35,8 +34,8 @@ class Rehearsal:
     """Goes through the first steps as a joiner would, and names what it could not repeat. `chosen`: whether it is for
     this member to do."""
 
-    def __init__(self, state: State, chosen: Callable[[], bool], averages: UnseenAverages) -> None:
-        self._state, self._chosen, self._averages = state, chosen, averages
+    def __init__(self, state: State, chosen: Callable[[], bool]) -> None:
+        self._state, self._chosen = state, chosen
         self._left = _STEPS
         self._before: dict[str, int] = {}
         self._params: dict[int, Tensor] = {}
@@ -46,7 +45,6 @@ class Rehearsal:
     def applied(self) -> bool:
         """A step was applied; whether there is more to do in the next ones."""
         self._left -= 1
-        self._averages.applied(more=self._left > 0)
         self._before = self._fingerprints() if self._left > 0 and self._chosen() else {}
         return self._left > 0
 

@@ -12,7 +12,7 @@ done with bitwise = false.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -24,12 +24,12 @@ from outlast.runtime.checks._extra_batches import apart, gradients, prepare
 from outlast.runtime.checks.lane_checks import LaneChecks, rows_of_ranks
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.losses import missing_backward, second_backward
-from outlast.runtime.training.samples import batch_digest, unlike_samples
+from outlast.runtime.training.samples import Samples, batch_digest, unlike_samples
 from outlast.runtime.transport.peer_messages import Parts
 from outlast.runtime.view.port import Bench, ViewPort
 from outlast.tensors import fingerprint
 
-__all__ = ["FollowedRepeat", "Repeat"]
+__all__ = ["FollowedRepeat", "Repeat", "check_alike", "printed", "samples_of"]
 
 _CHECK = -2  # the "step" under which these fingerprints travel
 
@@ -54,7 +54,7 @@ class FollowedRepeat:
                 engine.samples.fetch_otherwise(0, mine)
             for number in range(rounds):
                 batch = prepare(self._bench, engine, 0, 0, Phase.LOAD)
-                self._samples, self._wanted = (_samples_of(mine), batch_digest(batch)), number + 1
+                self._samples, self._wanted = (samples_of(mine), batch_digest(batch)), number + 1
                 yield batch
                 if len(self.rows) != self._wanted:
                     raise missing_backward(0, mine)
@@ -66,9 +66,7 @@ class FollowedRepeat:
         if len(self.rows) == self._wanted:
             raise second_backward()
         weight = 1.0 if engine.shards.width == 1 else engine.weight(0, engine.mine(0))
-        grads = zip(engine.state.names, gradients(engine, loss, weight), strict=True)
-        rows = tuple((name, 0 if grad is None else fingerprint(grad)) for name, grad in grads)
-        self.rows.append((self._samples, *rows))
+        self.rows.append((self._samples, *printed(engine.state.names, gradients(engine, loss, weight))))
 
 
 class Repeat(FollowedRepeat):
@@ -118,22 +116,34 @@ class Repeat(FollowedRepeat):
         self._compare(rows)
 
     def _compare(self, rows: dict[str, PartRows]) -> None:
-        if len(set(rows.values())) > 1:
-            name, count = first_difference(rows)
-            for microbatch in self._engine.under((0, 1)):
-                if name == _samples_of(microbatch):
-                    indices = self._engine.samples.indices(0, microbatch)
-                    how = f"whoever fetches them, and after whatever ({'; '.join(rows)})"
-                    raise unlike_samples(0, microbatch, indices, how)
-            more = f" and of {count - 1} more" if count > 1 else ""
-            raise StateDiverged(
-                f"the gradient of {name}{more} differs between computations of one microbatch ({'; '.join(rows)})",
-                where="before the first step",
-                did="nothing was trained with it",
-                remedy="torch.use_deterministic_algorithms(True) names the operation; draw random numbers from torch, "
-                "numpy or random, which are seeded by position; or allow it with bitwise = false (OUTLAST_BITWISE)",
-            )
+        check_alike(rows, self._engine.samples, self._engine.under((0, 1)))
 
 
-def _samples_of(microbatch: int) -> str:
+def check_alike(rows: dict[str, PartRows], samples: Samples, microbatches: Iterable[int]) -> None:
+    """Raises LoopUnrepeatable or StateDiverged where computations of the first leaf, by name, have found different
+    things. `microbatches`: under it."""
+    if len(set(rows.values())) == 1:
+        return
+    name, count = first_difference(rows)
+    for microbatch in microbatches:
+        if name == samples_of(microbatch):
+            how = f"whoever fetches them, and after whatever ({'; '.join(rows)})"
+            raise unlike_samples(0, microbatch, samples.indices(0, microbatch), how)
+    more = f" and of {count - 1} more" if count > 1 else ""
+    raise StateDiverged(
+        f"the gradient of {name}{more} differs between computations of one microbatch ({'; '.join(rows)})",
+        where="before the first step",
+        did="nothing was trained with it",
+        remedy="torch.use_deterministic_algorithms(True) names the operation; draw random numbers from torch, "
+        "numpy or random, which are seeded by position; or allow it with bitwise = false (OUTLAST_BITWISE)",
+    )
+
+
+def printed(names: Iterable[str], grads: Iterable[Tensor | None]) -> PartRows:
+    """A fingerprint of each gradient, by the parameter's name."""
+    return tuple((name, 0 if grad is None else fingerprint(grad)) for name, grad in zip(names, grads, strict=True))
+
+
+def samples_of(microbatch: int) -> str:
+    """What its samples are called among the names of parameters."""
     return f"the samples of microbatch {microbatch}"

@@ -34,18 +34,33 @@ from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
 from outlast.runtime.training.witness import Witness
 from outlast.runtime.transport.rank_words import SavesSay
+from outlast.tensors import is_shard
 
 __all__ = ["assemble", "judge"]
 
 
-def judge(env: Environment, parts: State, samples: Samples, wanted: Wanted) -> None:
+def judge(env: Environment, parts: State, samples: Samples, wanted: Wanted) -> Guards | None:
     """ConfigError for what `assemble` would refuse, where nothing is made of it: a plain loop does without all of this,
     and a mistake in it is told all the same. There is no fleet to count rows by (one a replica is usual): it is taken
-    to be as large as it may be."""
-    Guards.of(wanted.guards if env.config.guards == "script" else env.config.guards)
+    to be as large as it may be. Returns the guards that a fleet would have."""
+    guards = Guards.of(wanted.guards if env.config.guards == "script" else env.config.guards)
+    if any(map(is_shard, parts.params)):
+        check_sharded(wanted.checks)
+    _check_audit(samples, wanted.audit.share)
     largest = msgspec.structs.replace(env.config, replicas=max(2, samples.num_leaves))
-    row_settings(largest, parts.names, samples.num_leaves, **wanted.rules.arguments())
+    rows = row_settings(largest, parts.names, samples.num_leaves, **wanted.rules.arguments())
+    parts.scaling.check(rows is not None)
     checked_sums(parts.model, wanted.checks)
+    return guards
+
+
+def _check_audit(samples: Samples, share: float | str) -> None:
+    if samples.bad.allowed and share:
+        raise ConfigError(
+            "bad_samples= with audits: a sample that one replica can read and another cannot would look like a device "
+            "that computes wrongly",
+            remedy="one of both",
+        )
 
 
 def assemble(
@@ -68,12 +83,7 @@ def assemble(
         check_sharded(checks)
     samples.watch(env.config.outside_s)
     samples.never_empty = env.width > 1
-    if samples.bad.allowed and facts["audit"] != "0":
-        raise ConfigError(
-            "bad_samples= with audits: a sample that one replica can read and another cannot would look like a device "
-            "that computes wrongly",
-            remedy="one of both",
-        )
+    _check_audit(samples, wanted.audit.share)
     bucket_bytes = int(bucket_mb * (1 << 20))
     layout, rows = arrange(env.config, parts, samples, bucket_bytes, shards, sums_device(env), **robust)
     parts.scaling.check(rows is not None)

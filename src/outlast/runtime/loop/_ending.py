@@ -33,7 +33,16 @@ from outlast.runtime.host.launcher_words import add_hint
 from outlast.runtime.loop._iterators import at_the_script_s_end
 from outlast.runtime.member.driver import Replica
 
-__all__ = ["ScriptEnd", "exit_by_code", "left_open", "report_failure", "told", "unwritten", "what_is_alike"]
+__all__ = [
+    "ScriptEnd",
+    "changed_since",
+    "exit_by_code",
+    "left_open",
+    "report_failure",
+    "told",
+    "unwritten",
+    "what_is_alike",
+]
 
 _OURS = "of_outlast"  # an attribute of hooks: there is one of each kind, however many trainings a process makes
 # Errors of our threads come through the futures of the standard library.
@@ -93,6 +102,15 @@ def left_open(step: int, name: str) -> StepMisuse:
         where=f"replica {name}" if name else "",
         did="nothing was committed",
         remedy="let the inner loop end; `break` belongs into the outer one",
+    )
+
+
+def changed_since(step: int) -> str:
+    """The loop was left after this step, and what is there is not what the step left."""
+    return (
+        f"outlast: the parameters were changed after step {step}, the last one, which is not saved. Loop over "
+        "training.steps(…) itself and not over a variable or a progress bar that is kept: then a break is noticed at "
+        "once"
     )
 
 

@@ -1,4 +1,7 @@
-"""`OUTLAST=off`: the same loop as plain PyTorch. No protocol, no tree: leaving is as easy as coming."""
+"""`OUTLAST=off`: the same loop as plain PyTorch. No protocol, no tree: leaving is as easy as coming.
+
+What a fleet of one looks for in its first steps is looked for here as well (`checks/plain_checks.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from outlast.core.position import position_seed
 from outlast.errors import StepMisuse
+from outlast.runtime.checks.plain_checks import PlainChecks
 from outlast.runtime.exchange.shard_sums import OwnSums
 from outlast.runtime.host.environment import Environment
-from outlast.runtime.loop._ending import left_open
+from outlast.runtime.loop._ending import changed_since, left_open
 from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
 from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
@@ -25,22 +30,26 @@ from outlast.runtime.loop._plain_saves import PlainSaves
 from outlast.runtime.saving.resume import begin_at_zero
 from outlast.runtime.settings.save_settings import TIMEOUT_S, SaveSettings
 from outlast.runtime.training.arguments import positive
-from outlast.runtime.training.evaluation import evaluation_of
+from outlast.runtime.training.evaluation import evaluation_inside, evaluation_of
 from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.loop_state import LoopState
 from outlast.runtime.training.losses import missing_backward, second_backward
-from outlast.runtime.training.metrics import Metrics, metric_outside
+from outlast.runtime.training.metrics import Metrics, mean_of, metric_outside
 from outlast.runtime.training.opening import KEY, Opening
 from outlast.runtime.training.random_state import seed_everything
 from outlast.runtime.training.samples import Samples, skipped
 from outlast.runtime.training.state import State, digest_of
-from outlast.tensors import is_shard
+from outlast.tensors import is_shard, whole
 
 __all__ = ["PlainStep", "PlainTraining", "plain_training"]
 
 
 class PlainTraining:
-    """Gradient accumulation over the microbatches, then one optimizer step."""
+    """Gradient accumulation over the microbatches, then one optimizer step. `name`: of the process; `bitwise`: as in
+    the configuration; `reads_norm`: whether steps tell a norm though nothing is clipped."""
+
+    certified = None
+    """Nothing is audited."""
 
     def __init__(
         self,
@@ -50,6 +59,10 @@ class PlainTraining:
         seed: int,
         saves: PlainSaves | None = None,
         begin: Callable[[], object] = lambda: None,
+        *,
+        name: str,
+        bitwise: bool,
+        reads_norm: bool,
     ) -> None:
         self.state, self.samples, self.clip_norm, self.seed, self.saves = state, samples, clip_norm, seed, saves
         self.lines = OwnLines(seed)
@@ -58,6 +71,10 @@ class PlainTraining:
         self.followers: list[Callable[[], object]] = []
         self.begin = begin
         self.loop = LoopState(state)
+        self.asked = 0  # how often the loop has asked whether it writes
+        self.checks = PlainChecks(self.loop, samples, name, bitwise=bitwise, asked=lambda: self.asked)
+        self.with_norms = reads_norm or clip_norm is not None or state.scaling.active
+        self.inside = False  # the loop over a step's batches
         shards = OwnSums() if any(map(is_shard, state.params)) else None
         self.watch = LoopWatch(state, samples.num_leaves, shards=shards)
         if shards is not None:
@@ -78,6 +95,7 @@ class PlainTraining:
         self._started = True
         at_the_script_s_end(self._save_what_is_left)
         positive("until", until)
+        self.checks.start()
         start = self.saves.resume(until) if self.saves is not None else None
         if self.saves is not None and self.saves.stopped:
             self.stopped, until = self.saves.stopped, min(until, start or 0)
@@ -100,6 +118,7 @@ class PlainTraining:
             if last:
                 break
         self.watch.over()
+        self.checks.over()
 
     def epochs(self, num: int) -> Iterator[Epoch]:
         """Does what `Training.epochs` does."""
@@ -128,6 +147,8 @@ class PlainTraining:
     ) -> dict[str, float]:
         """Does what `Training.evaluate` does."""
         wanted = evaluation_of(self.state, self.samples, dataset, fn, batch_size, collate_fn)
+        if self.inside:
+            raise evaluation_inside()
         known, loop = begun_amid(self._epochs, self.opening), self._epochs()
         if known is not None:
             return known
@@ -141,6 +162,11 @@ class PlainTraining:
         check_follower(function, self.state, self._started)
         self.followers.append(function)
 
+    def writes(self) -> bool:
+        """Whoever is alone does."""
+        self.asked += 1
+        return True
+
     def committed(self) -> None:
         """The step is applied; the loop's code that follows it is next."""
         self.watch.committed()
@@ -149,19 +175,20 @@ class PlainTraining:
 
     def _dropped(self, left: Left) -> None:
         self.watch.over()
+        self.checks.over()
         if left == "break":
             self._save_what_is_left()
 
     def _save_what_is_left(self) -> None:
         """The loop was left early, and what it leaves is as the last step left it."""
         step, self._open = self._open, None
-        if (
-            self.saves is not None
-            and step is not None
-            and step.done
-            and self._committed == values_of(self.state.params)
-        ):
+        if self.saves is None or step is None or not step.done:
+            return
+        if self._committed == values_of(self.state.params):
             self.saves.boundary(step.number + 1, last=True, stopped=self.stopped)
+            return
+        print(changed_since(step.number), file=sys.stderr, flush=True)
+        self.saves.end(step.number + 1)
 
     def fingerprint(self) -> str:
         """Does what `Training.fingerprint` does."""
@@ -172,17 +199,26 @@ def _dense(grad: Tensor | None) -> Tensor | None:
     return grad if grad is None or is_shard(grad) else grad.to_dense()
 
 
+def _added(total: Tensor | None, grad: Tensor | None, weight: float) -> Tensor | None:
+    """The sum of gradients with one more."""
+    if grad is None:
+        return total
+    with torch.no_grad():
+        if weight != 1.0:
+            grad.mul_(weight)
+        return grad if total is None else total.add_(grad)
+
+
 class PlainStep:
     """One step of the plain loop."""
 
     def __init__(self, training: PlainTraining, number: int) -> None:
         self._training, self.number = training, number
-        self._losses: list[tuple[float, float]] = []
+        self._losses: dict[int, tuple[float, float]] = {}
         self._means: dict[str, float] = {}
         self._leaf, self._size, self._rows = 0, 0, Metrics()
         self._weight = 1.0
         self._backwards = 0
-        self._inside = False  # the loop over its batches
         self.grad_norm: float | None = None
         self.done = False
 
@@ -195,26 +231,51 @@ class PlainStep:
         sizes = t.samples.sizes(self.number)
         t.grads = [None for _ in t.state.params]
         buffers = [buffer.clone() for buffer in t.state.buffers.values() if t.state.scaling.active]
+        t.checks.begun(self.number)
         for leaf, size in enumerate(sizes):
             if size:
-                batch = t.samples.fetch(self.number, leaf)
-                seed_everything(position_seed(t.seed, self.number, leaf, 2))
-                self._weight, self._backwards = size / sum(sizes), 0
+                self._weight, self._backwards = size / sum(sizes) if len({*sizes}) > 1 else 1.0, 0
                 self._leaf, self._size = leaf, size
-                self._inside = True
-                yield batch
-                self._inside = False
+                yield from self._given(self._prepared(leaf))
                 if not self._backwards:
                     raise missing_backward(self.number, leaf)
-        t.loop.check_trained(self.number)  # nobody would clear its gradient after a step
-        self._restore()
+        if self.number == 0:
+            for batch in t.checks.again(lambda: self._prepared(0)):
+                yield from self._given(batch)
+        t.checks.computed()
+        self._show_mean()
+        self._apply(buffers)
+        t.committed()
+        t.lines.after(self.number)
+
+    def _given(self, batch: Any) -> Iterator[Any]:
+        self._training.inside = True
+        yield batch
+        self._training.inside = False
+
+    def _prepared(self, leaf: int) -> Any:
+        t = self._training
+        batch = t.samples.fetch(self.number, leaf)
+        seed_everything(position_seed(t.seed, self.number, leaf, 2))
+        return batch
+
+    def _apply(self, buffers: list[Tensor]) -> None:
+        """From the whole gradient to the end of the step. `buffers`: as they were before it, under a scaler."""
+        t = self._training
         overflow = t.state.scaling.unscale(t.state.params)
         if t.clip_norm is not None:
             self.grad_norm = float(torch.nn.utils.clip_grad_norm_(t.state.params, t.clip_norm))
+        elif t.with_norms:
+            self.grad_norm = float(whole(get_total_norm([p.grad for p in t.state.params if p.grad is not None])))
         if t.saves is not None:
             t.saves.wait_copied()
-        for part in (*t.state.optimizers, *t.state.schedulers) if not overflow else ():
-            part.step()
+        if not overflow:
+            t.checks.replay()
+            for optimizer in t.state.optimizers:
+                optimizer.step()
+            t.checks.compare(self.number)
+            for scheduler in t.state.schedulers:
+                scheduler.step()
         for buffer, was in zip(t.state.buffers.values(), buffers if overflow else (), strict=overflow):
             buffer.copy_(was)
         t.state.scaling.applied(overflow)
@@ -231,25 +292,34 @@ class PlainStep:
                 file=sys.stderr,
             )
         self.done = True
-        t.committed()
-        t.lines.after(self.number)
+        t.checks.applied(overflow=overflow)
 
-    def _restore(self) -> None:
+    def _show_mean(self) -> None:
+        """The gradient of the step where the optimizer looks for it."""
+        sizes = self._training.samples.sizes(self.number)
         for param, grad in zip(self._training.state.params, self._training.grads, strict=True):
-            param.grad = grad
+            param.grad = grad if grad is None or len({*sizes}) > 1 else grad.mul_(1.0 / len(sizes))
 
     def backward(self, loss: Tensor) -> None:
         """Backward of this microbatch's mean loss, weighted by its share of the batch."""
         t = self._training
         t.watch.loss(loss)
+        if t.checks.active:
+            t.checks.backward(loss)
+            t.watch.after_backward()
+            return
         if self._backwards:
             raise second_backward()
         self._backwards = 1
-        self._restore()
-        t.state.scaling.scaled(loss * self._weight).backward()  # type: ignore[no-untyped-call]
-        t.grads = [_dense(p.grad) for p in t.state.params]
+        for param in t.state.params:
+            param.grad = None
+        with t.checks.parts():
+            t.state.scaling.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        t.grads = [
+            _added(total, _dense(p.grad), self._weight) for total, p in zip(t.grads, t.state.params, strict=True)
+        ]  # the loss itself is not weighted: hooks of the script see each microbatch's own gradient, as in a fleet
         t.watch.after_backward()
-        self._losses.append((float(loss.detach()), self._weight))
+        self._losses[self._leaf] = float(loss.detach()), float(self._size)
 
     @property
     def epoch(self) -> int:
@@ -258,7 +328,9 @@ class PlainStep:
 
     def metric(self, name: str, value: Any, weight: Any = None) -> None:
         """Does what `Step.metric` does."""
-        if not self._inside:
+        if self._training.checks.active:
+            return
+        if not self._training.inside:
             raise metric_outside(name)
         self._rows.put(self._leaf, name, value, self._size if weight is None else weight)
 
@@ -272,7 +344,7 @@ class PlainStep:
     def loss(self) -> float:
         """Mean over the batch: microbatches of a short batch count by their samples."""
         self._check_done()
-        return sum(value * weight for value, weight in self._losses) / sum(weight for _, weight in self._losses)
+        return mean_of([self._losses.get(leaf) for leaf in range(self._training.samples.num_leaves)])
 
     def _check_done(self) -> None:
         if not self.done:
@@ -287,9 +359,15 @@ def plain_training(
     seed: int,
     keep: SaveSettings | None,
     facts: dict[str, str],
+    *,
+    reads_norm: bool,
 ) -> PlainTraining:
     """The plain loop with its checkpoints, if it keeps any. Raises what `PlainSaves` does."""
     facts = facts | {"loop": "plain: OUTLAST=off sums in another order"}
     saves = PlainSaves(env, parts, keep, facts) if keep is not None else None
     begin = functools.partial(begin_at_zero, env.config, parts.model, keep.timeout_s if keep else TIMEOUT_S)
-    return PlainTraining(parts, samples, clip_norm, seed, saves, begin)
+    samples.watch(env.config.outside_s)
+    return PlainTraining(
+        parts, samples, clip_norm, seed, saves, begin,
+        name=env.me, bitwise=env.config.bitwise, reads_norm=reads_norm,
+    )  # fmt: skip

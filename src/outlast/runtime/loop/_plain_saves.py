@@ -107,9 +107,10 @@ class PlainSaves:
             self._last = self._archive.commit_later(handle)
             self._last.add_done_callback(lambda done: self._committed(handle, done))
         if last:
-            self._end(step)
+            self.end(step)
 
-    def _end(self, step: int) -> None:
+    def end(self, step: int) -> None:
+        """The last step is done, and its save has begun or is not made: wait, and say so if it is in no checkpoint."""
         if self._last is not None:
             concurrent.futures.wait([self._last])
         self._archive.close()

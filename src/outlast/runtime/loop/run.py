@@ -74,12 +74,13 @@ class Run(Whereabouts):
     """This process's part in a run."""
 
     def __init__(self, env: Environment, plain: bool = False) -> None:
-        self._training: Training | FollowingTraining | None = None
+        self._training: Training | FollowingTraining | PlainTraining | None = None
         super().__init__(env, plain, self._view)
         _active[:] = [env.progress]
 
     def _view(self) -> View | None:
-        return self._training.replica.view if self._training is not None else None
+        training = self._training
+        return None if training is None or isinstance(training, PlainTraining) else training.replica.view
 
     @property
     def is_writer(self) -> bool:
@@ -91,7 +92,7 @@ class Run(Whereabouts):
         training = self._training
         if self._env.place:  # of a replica of several ranks its lead writes
             return False
-        if not self._alone and (training is None or training.replica.view is None):
+        if not self._alone and self._view() is None:
             raise StepMisuse(
                 "run.is_writer is not known before the first step",
                 where=f"replica {self._env.me}",
@@ -171,8 +172,12 @@ class Run(Whereabouts):
         facts |= {"audit_params": ", ".join(critical), "audit": f"{chosen:g}" if isinstance(chosen, float) else chosen}
         wanted = dataclasses.replace(wanted, audit=Audit(chosen, params=critical))
         if self._plain:
-            judge(env, parts, samples, wanted)
-            return plain_training(env, parts, samples, wanted.clip_norm, wanted.seed, keep, facts)
+            guards = judge(env, parts, samples, wanted)
+            self._training = plain = plain_training(
+                env, parts, samples, wanted.clip_norm, wanted.seed, keep, facts,
+                reads_norm=guards is not None and guards.reads_norm,
+            )  # fmt: skip
+            return plain
         replica = assemble(env, parts, samples, facts, wanted, keep)
         if isinstance(replica, FollowingRank):
             self._training = following = FollowingTraining(replica)

@@ -26,10 +26,11 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol import Certificate, Leave, Wait
 from outlast.errors import DeviceFault, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
-from outlast.runtime.checks.rehearsal import Rehearsal, UnseenAverages
+from outlast.runtime.checks.rehearsal import Rehearsal
+from outlast.runtime.checks.unseen_averages import UnseenAverages
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._boundary import boundary
-from outlast.runtime.loop._ending import ScriptEnd, left_open, report_failure, unwritten
+from outlast.runtime.loop._ending import ScriptEnd, changed_since, left_open, report_failure, unwritten
 from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
 from outlast.runtime.loop._iterators import Left, WatchedLoop, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
@@ -41,7 +42,7 @@ from outlast.runtime.member.driver import Replica
 from outlast.runtime.member.shared_evaluation import SharedEvaluations
 from outlast.runtime.member.step import StepCourse
 from outlast.runtime.training.arguments import positive
-from outlast.runtime.training.evaluation import evaluation_of
+from outlast.runtime.training.evaluation import evaluation_inside, evaluation_of
 from outlast.runtime.training.followers import check_follower
 from outlast.runtime.training.run_facts import warm_up
 from outlast.runtime.training.state import digest_of
@@ -123,10 +124,7 @@ class Training:
         """
         wanted = evaluation_of(self.engine.state, self.engine.samples, dataset, fn, batch_size, collate_fn)
         if self._inside:
-            raise StepMisuse(
-                "training.evaluate(…) was called inside the loop over a step's batches",
-                remedy="call it before or after `for batch in step`",
-            )
+            raise evaluation_inside()
         known = begun_amid(self._epochs, self.engine.opening)
         if known is not None:
             return known
@@ -187,13 +185,7 @@ class Training:
                 saves.last(final=True)
             return
         saves.forgo()
-        print(
-            f"outlast: the parameters were changed after step {step.number}, the last one, which is not saved. Loop "
-            "over training.steps(…) itself and not over a variable or a progress bar that is kept: then a break is "
-            "noticed at once",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(changed_since(step.number), file=sys.stderr, flush=True)
 
     def _lived(self, step: int) -> Iterator[Step]:
         """The step whose outcome this process only has to apply: what the loop does around it is done here as well."""
@@ -242,8 +234,8 @@ class Training:
         self.engine.loop.find_schedulers()
         if self.replica.env.config.bitwise and not self.engine.sharded:  # of shards no copy can be stepped
             state, last = self.engine.state, self.replica.member.is_last
-            averages = UnseenAverages(state, last, self._turn.leads, lambda: self._turn.asked)
-            self.engine.step_checks.rehearsal = Rehearsal(state, last, averages)
+            self.engine.step_checks.rehearsal = Rehearsal(state, last)
+            self.engine.step_checks.averages = UnseenAverages(state, last, self._turn.leads, lambda: self._turn.asked)
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             self._previous = signal.signal(signal.SIGTERM, self._asked_to_leave)
@@ -298,6 +290,8 @@ class Training:
         """Training is over; the rest of the script is its own. Only the coordinator's word is still listened to."""
         self.replica.retire()
         self.engine.sums.over()
+        if self.engine.step_checks.averages is not None:
+            self.engine.step_checks.averages.over()
         if self._previous is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from outlast.core.protocol import Node, merges
-from outlast.errors import StepMisuse
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.training._staging import DEPTH, Arrival, Staging
+from outlast.runtime.training.losses import several_parts
 from outlast.runtime.training.step_checks import StepChecks
 from outlast.tensors import (
     BLOCK,
@@ -147,11 +147,7 @@ class Accumulator:
     def end(self) -> None:
         """After the backward: fold what the hooks did not, and record the new sums."""
         if self._late:
-            raise StepMisuse(
-                "a parameter received its gradient in several parts in one backward",
-                did="the step was not committed",
-                remedy="activation checkpointing: use_reentrant=False",
-            )
+            raise several_parts()
         while self._taken < len(self.layout.buckets):
             self._take()
         while self._coming:

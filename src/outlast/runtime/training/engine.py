@@ -139,6 +139,8 @@ class Engine(Microbatches):
         self.metrics.clear()
         self.meta = meta
         self.loop.committed()
+        if checks.averages is not None and not meta.overflow:
+            checks.averages.applied()
         if checks.rehearsal is not None and not meta.overflow and not checks.rehearsal.applied():
             checks.rehearsal = None
 

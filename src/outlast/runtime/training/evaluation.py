@@ -22,7 +22,7 @@ from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
 from outlast.tensors import reshard
 
-__all__ = ["Evaluation", "Rows", "evaluation_of"]
+__all__ = ["Evaluation", "Rows", "evaluation_inside", "evaluation_of"]
 
 Rows = tuple[tuple[str, float, float], ...]
 """(name, value, weight) of one batch."""
@@ -99,6 +99,14 @@ class Evaluation:
             with torch.no_grad():
                 for buffer, was in buffers:
                     buffer.copy_(was)
+
+
+def evaluation_inside() -> StepMisuse:
+    """The error for an evaluation that is asked for where not all replicas are."""
+    return StepMisuse(
+        "training.evaluate(…) was called inside the loop over a step's batches",
+        remedy="call it before or after `for batch in step`",
+    )
 
 
 def evaluation_of(

@@ -3,7 +3,8 @@
 Three kinds, all as they are when a step's inner loop begins, which is when every member has run the same lines:
 *settings* (the numbers in `param_groups`, which parameters require a gradient, which modules are in training mode)
 belong to each step's outcome; *registered* state (`state=`, and schedulers found beside the optimizer) and parameters
-that the loop wrote in place are copied for joiners and spares with each outcome. Nothing else can be carried.
+that the loop wrote in place, frozen ones of the model too, are copied for joiners and spares with each outcome. Nothing
+else can be carried.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ class LoopState:
         self._read = b"", b""  # what was found last, as it stood there, and as settings: the same twice a step
         self._modules = list(state.model.modules())
         self._known = {id(param) for param in state.params}
+        self._held = dict(zip(state.names, state.params, strict=True))  # that the loop may write in place
+        mine = {id(param) for param in state.params}
+        self._held |= {name: param for name, param in state.named().items() if id(param) not in mine}  # frozen ones too
         self._versions: list[int] = []
         self.committed()
 
@@ -158,12 +162,12 @@ class LoopState:
 
     def committed(self) -> None:
         """A step was applied: what is written to parameters from here on the loop wrote."""
-        self._versions = [param._version for param in self.state.params]
+        self._versions = [param._version for param in self._held.values()]
 
     def written(self) -> dict[str, Tensor]:
         """Parameters that were written in place since the last step was applied."""
-        now = zip(self.state.names, self.state.params, self._versions, strict=True)
-        return {name: param.detach() for name, param, version in now if param._version != version}
+        now = zip(self._held.items(), self._versions, strict=True)
+        return {name: param.detach() for (name, param), version in now if param._version != version}
 
     def keep(self, step: int | None) -> Lived | None:
         """A copy of what the loop has made of its state by the inner loop of `step`; None: forget the one before."""
@@ -191,10 +195,9 @@ class LoopState:
         if lived is None:
             return
         tree = decoded_tree(lived.plain, lived.data)
-        mine = dict(zip(self.state.names, self.state.params, strict=True))
         with torch.no_grad():
             for name, value in tree["written"].items():
-                local(mine[name]).copy_(value)
+                local(self._held[name]).copy_(value)
         if whole:
             parts = self.registered()
             for key, values in tree["registered"].items():

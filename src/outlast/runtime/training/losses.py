@@ -17,7 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from outlast.errors import StepMisuse
 
-__all__ = ["LossCheck", "missing_backward", "second_backward"]
+__all__ = ["LossCheck", "missing_backward", "second_backward", "several_parts"]
 
 _CALL = "step.backward(loss) once for each batch"
 _TO_SKIP = "to leave a batch out of the step, step.backward(0 * loss)"
@@ -98,6 +98,15 @@ def second_backward() -> StepMisuse:
         remedy="add the losses, then call it once: step.backward(a + b). Where b must not train a part of the model "
         "that it goes through (a GAN's discriminator), compute b between part.requires_grad_(False) and "
         "part.requires_grad_(True)",
+    )
+
+
+def several_parts() -> StepMisuse:
+    """A backward came to a parameter more than once."""
+    return StepMisuse(
+        "a parameter received its gradient in several parts in one backward",
+        did="the step was not committed",
+        remedy="activation checkpointing: use_reentrant=False",
     )
 
 

@@ -109,6 +109,13 @@ class Rehearses(Protocol):
     def compare(self, step: int) -> None: ...
 
 
+class LooksForAverages(Protocol):
+    """Does the loop keep an average of the weights that nobody was told of?"""
+
+    def applied(self) -> None: ...
+    def over(self) -> None: ...
+
+
 @dataclass(slots=True)
 class StepChecks:
     """What looks into the steps of one replica."""
@@ -117,3 +124,4 @@ class StepChecks:
     flips: NoFlips = field(default_factory=NoFlips)
     vigilance: Vigilant | None = None
     rehearsal: Rehearses | None = None
+    averages: LooksForAverages | None = None

@@ -1,0 +1,60 @@
+"""A script's habits alone and with `OUTLAST=off`: the same bits, or the same sentence.
+
+With two microbatches, of which a plain loop adds up the gradients in the order of the tree.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.errors import OutlastError
+
+sys.path.insert(0, str(Path(__file__).parent))
+import built
+import loop
+
+sys.path.pop(0)
+
+HABITS: dict[str, Callable[[Any], None]] = loop.HABITS | built.HABITS_WITH_BUFFERS
+SLOW = "compiled", "lora_of_peft", "language"
+"""Held by fleets alone: what they need takes long to import or to compile."""
+MOVED_OFTENER = "images", "images_converted"
+"""Running statistics, which the plain loop moves with each microbatch (reference/loop)."""
+NEAR = "gpt", "gpt_in_bfloat16"
+"""Clipped by a norm that a fleet adds up block by block, so it may have another last bit."""
+
+
+@pytest.fixture(autouse=True)
+def _here(training_here: None) -> Iterator[None]:
+    return
+
+
+def trained(habit: str, out: Path) -> tuple[dict[str, Any], str]:
+    """What it ended with, and how."""
+    out.mkdir()
+    given = [habit, "--steps", "8", "--microbatches", "2", "--out", str(out)]
+    said = ""
+    try:
+        loop.main(HABITS, given)
+    except OutlastError as error:
+        said = str(error)
+    found = {key: value for path in out.glob("*.json") for key, value in json.loads(path.read_text()).items()}
+    unlike = {"state"} if habit in MOVED_OFTENER else {"state", "fingerprint"} if habit in NEAR else set()
+    return {key: "there" if key in unlike else value for key, value in found.items()}, said
+
+
+@pytest.mark.parametrize("habit", [habit for habit in HABITS if habit not in SLOW])
+def test_the_plain_loop_does_and_says_what_a_fleet_of_one_does(
+    habit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = trained(habit, tmp_path / "alone"), capsys.readouterr().err
+    monkeypatch.setenv("OUTLAST", "off")
+    off = trained(habit, tmp_path / "off"), capsys.readouterr().err
+    assert off == alone
+    assert bool(alone[0][0]) is not bool(alone[0][1])
