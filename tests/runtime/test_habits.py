@@ -22,13 +22,16 @@ HELD = (
     "plain", "rate_before", "rate_after", "rate_follows", "scheduler_by_hand", "plateau_by_hand", "plateau_of_ones_own",
     "average", "average_by_hook", "teacher", "counter", "clamped", "frozen_then_thawed", "eval_mode", "adversaries",
     "average_that_follows", "measured", "stopped_by_one", "evaluates", "streams",
-    "streams_by_loader",
+    "streams_by_loader", "average_in_the_model",
 )  # fmt: skip
 BUILT = (
     "gpt", "gpt_in_bfloat16", "compiled", "images", "images_converted", "optimizers", "lora", "functions_and_hooks",
     "double", "half", "subset", "sampled", "sparse_and_skipped", "epochs", "in_a_bar",
 )  # fmt: skip
-OF_LIBRARIES = {"language": "transformers", "lora_of_peft": "peft"}
+OF_LIBRARIES = {
+    "language": "transformers", "lora_of_peft": "peft", "net_of_timm": "timm", "rows_of_datasets": "datasets",
+    "under_hydra": "hydra",
+}  # fmt: skip
 """Those with what another package has: left out where it is not. Each process takes long to import it."""
 SLOW = pytest.mark.soak, pytest.mark.timeout(300)
 HELD_TOO = (
@@ -38,6 +41,7 @@ HELD_TOO = (
 """The same ways to a joiner as those above, from other habits."""
 IN_THREES = "plain", "rate_after", "average", "evaluates", "streams"
 """Those of `HELD` whose fleets of three CI runs as well: one of each way to a joiner. The others' are soaks."""
+HELD_BESIDES = "average_by_hand_registered", "copies_kept"
 NAMED = {
     "rate_inside": "[LOOP] the loop changed lr from 0.01 to 0.0",
     "data_written": "[LOOP] the loop changed 0.weight and ",
@@ -50,6 +54,11 @@ NAMED = {
     "clipped_by_hand": "[STEP] clip_grad_norm_ used .grad of a protected parameter",
     "scheduler_twice": "[STEP] the loop called step() of its StepLR",
     "average_unregistered": "[LOOP] the loop updates an AveragedModel that is not registered",
+    "average_by_hand": "[LOOP] the loop keeps an average of ",
+    "average_by_hand_late": "[LOOP] the loop keeps an average of ",
+    "average_made_anew": "[LOOP] the loop keeps an average of ",
+    "average_of_a_copy": "[LOOP] the loop keeps an average of ",
+    "average_late": "[LOOP] the loop updates an AveragedModel that is not registered",
     "scaled": "[STEP] the loss was multiplied by a GradScaler",
     "reentrant": "activation checkpointing: use_reentrant=False",
     "twice": "[STEP] step.backward was given a tuple, no tensor",
@@ -63,7 +72,10 @@ REFUSED = "reentrant", "twice", "closure", "lazy", "loader"
 CODES = dict.fromkeys(("closure", "lazy", "loader"), 2)
 """What cannot be protected is an error of the arguments."""
 
-ALIKE = "group_at_a_time_unseen", "scheduler_twice", "scaled"
+ALIKE = (
+    "group_at_a_time_unseen", "scheduler_twice", "scaled", "average_by_hand", "average_made_anew", "average_of_a_copy",
+    "average_late",
+)  # fmt: skip
 """Ends of a fleet that another habit shows already."""
 
 
@@ -74,7 +86,10 @@ def script(habit: str) -> tuple[Path, str]:
 
 def needs(habit: str) -> None:
     if habit in OF_LIBRARIES:
-        pytest.importorskip(OF_LIBRARIES[habit])
+        try:
+            pytest.importorskip(OF_LIBRARIES[habit])
+        except RuntimeError as error:  # torchvision, which timm loads, was built for another kind of torch
+            pytest.skip(f"{OF_LIBRARIES[habit]} cannot be loaded: {error}")
 
 
 @functools.cache
@@ -101,10 +116,11 @@ def assert_as_alone(run: Any, habit: str, steps: int) -> None:
 @pytest.mark.parametrize(
     ("habit", "replicas"),
     [
-        *((habit, 2) for habit in (*HELD, *HELD_TOO)),
-        *((habit, 3) for habit in (*IN_THREES, *BUILT)),
+        *((habit, 2) for habit in (*HELD, *HELD_TOO, *BUILT)),
+        *((habit, 3) for habit in IN_THREES),
         *(pytest.param(habit, 3, marks=pytest.mark.soak) for habit in (*HELD, *HELD_TOO) if habit not in IN_THREES),
-        *(pytest.param(habit, 2, marks=pytest.mark.soak) for habit in BUILT),
+        *(pytest.param(*both, marks=SLOW) for both in itertools.product(HELD_BESIDES, (2, 3))),
+        *(pytest.param(habit, 3, marks=pytest.mark.soak) for habit in BUILT),
         *(pytest.param(*both, marks=SLOW) for both in itertools.product(OF_LIBRARIES, (2, 3))),
     ],
 )

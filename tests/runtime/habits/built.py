@@ -5,7 +5,10 @@ As in `loop.py`, each is a function of a `Bench`. What is compared at the end be
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -341,6 +344,35 @@ def language(bench: Bench) -> None:
     bench.loss = lambda batch: bench.model(**batch).loss
 
 
+def net_of_timm(bench: Bench) -> None:
+    """A ResNet of timm, with BatchNorm and drop path."""
+    import timm
+
+    images(bench)
+    bench.options["num_workers"] = 0
+    bench.model = timm.create_model("resnet10t", num_classes=4, drop_path_rate=0.1)
+    bench.optimizer = torch.optim.SGD(bench.model.parameters(), lr=0.05, momentum=0.9)
+    bench.dataset.images = torch.randn(128, 3, 32, 32)
+
+
+def rows_of_datasets(bench: Bench) -> None:
+    """A `datasets.Dataset`, which maps rows as they are read."""
+    import datasets
+
+    rows = datasets.Dataset.from_dict(
+        {"x": torch.randn(256, 8).tolist(), "y": torch.randint(0, 4, (256,)).tolist()}
+    )  # fmt: skip
+    bench.dataset = rows.with_format("torch").map(
+        lambda row: {"x": [2 * x for x in row["x"]]}, load_from_cache_file=False
+    )
+    bench.loss = lambda batch: functional.cross_entropy(bench.model(batch["x"]), batch["y"])
+
+
+def under_hydra(bench: Bench) -> None:
+    """The script is a job of hydra, which gives each process a directory of its own."""
+    assert Path.cwd().name == str(os.getpid())
+
+
 def reentrant(bench: Bench) -> None:
     """The older kind of checkpointing, of a layer that is used twice."""
     shared = nn.Linear(8, 8)
@@ -383,7 +415,7 @@ HABITS = {
     for f in (
         gpt, gpt_in_bfloat16, compiled, images, images_converted, optimizers, lora, lora_of_peft,
         functions_and_hooks, double, half, subset, sampled, sparse_and_skipped, epochs, in_a_bar, language,
-        reentrant, twice, closure, lazy, loader,
+        net_of_timm, rows_of_datasets, under_hydra, reentrant, twice, closure, lazy, loader,
     )
 }  # fmt: skip
 
@@ -399,5 +431,22 @@ def _with_buffers(habit: Any) -> Any:
 HABITS_WITH_BUFFERS = {name: _with_buffers(habit) for name, habit in HABITS.items()}
 
 
+def _as_a_job() -> None:
+    import hydra
+
+    given = sys.argv[1:]
+    folder = Path(given[given.index("--out") + 1]).absolute().parent / "hydra" / str(os.getpid())
+    sys.argv[1:] = ["hydra.job.chdir=true", f"hydra.run.dir={folder}"]
+
+    @hydra.main(version_base=None, config_path=None)
+    def job(_: Any) -> None:
+        main(HABITS_WITH_BUFFERS, given)
+
+    job()
+
+
 if __name__ == "__main__":
-    main(HABITS_WITH_BUFFERS)
+    if under_hydra.__name__ in sys.argv[1:2]:
+        _as_a_job()
+    else:
+        main(HABITS_WITH_BUFFERS)

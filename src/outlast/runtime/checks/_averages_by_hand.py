@@ -60,7 +60,7 @@ def average_of(before: Look, after: Look, params: Values, eps: float, copies: Va
     parameters were so far, a row each: who is one of them is no average. `moves`: how the parameters moved last. On a
     straight line copies of other times lie between as well, so that tells nothing."""
     step = after.values - before.values
-    if len(step) < _LEAST or not step.any():
+    if len(step) < _LEAST or not step.any() or not before.values.any():  # from zero, any multiple lies between
         return -1
     own, size = _ULPS * max(before.eps, after.eps), np.maximum(abs(after.values), abs(before.values))
     if (abs(after.values - copies) <= own * size + _TINY).all(1).any():

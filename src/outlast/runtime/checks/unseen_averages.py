@@ -79,9 +79,9 @@ class UnseenAverages:
         if what:
             self._found(what, alone=self._first() and asked != self._asked_before)
 
-    def noticed(self) -> None:
-        """A module was put into an AveragedModel: look after the steps that are next."""
-        self._looks = 3
+    def made(self, average: AveragedModel) -> None:
+        """The script makes one, which has counted nothing so far."""
+        self._models.append((weakref.ref(average), 0))
 
     def _found(self, what: str, *, alone: bool) -> None:
         said = f"the loop {what} that is not registered"
@@ -122,7 +122,7 @@ class _Notices:
     def __call__(self, module: nn.Module, name: str, submodule: nn.Module | None) -> None:
         found = self._where()
         if found is not None and isinstance(module, AveragedModel):
-            found.noticed()
+            found.made(module)
 
 
 class _ByHand:
@@ -200,9 +200,10 @@ class _ByHand:
 def _could_be(held: Tensor, shapes: Iterable[torch.Size], known: set[int]) -> bool:
     if held.shape not in shapes or not held.is_floating_point():
         return False
-    if held.grad_fn is not None or held.layout != torch.strided or held.is_meta:
+    if held.layout != torch.strided or held.is_meta or held.is_inference() or held.grad_fn is not None:
         return False
-    return held.untyped_storage().data_ptr() not in known
+    storage = held.untyped_storage()
+    return storage.nbytes() >= held.numel() * held.element_size() and storage.data_ptr() not in known
 
 
 def _alive() -> tuple[list[AveragedModel], list[Tensor]]:
