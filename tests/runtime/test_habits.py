@@ -29,7 +29,7 @@ BUILT = (
     "double", "half", "subset", "sampled", "sparse_and_skipped", "epochs", "in_a_bar",
 )  # fmt: skip
 OF_LIBRARIES = {
-    "language": "transformers", "lora_of_peft": "peft", "net_of_timm": "timm", "rows_of_datasets": "datasets",
+    "language": "transformers", "lora_of_peft": "peft",
     "under_hydra": "hydra",
 }  # fmt: skip
 """Those with what another package has: left out where it is not. Each process takes long to import it."""
@@ -86,10 +86,7 @@ def script(habit: str) -> tuple[Path, str]:
 
 def needs(habit: str) -> None:
     if habit in OF_LIBRARIES:
-        try:
-            pytest.importorskip(OF_LIBRARIES[habit])
-        except RuntimeError as error:  # torchvision, which timm loads, was built for another kind of torch
-            pytest.skip(f"{OF_LIBRARIES[habit]} cannot be loaded: {error}")
+        pytest.importorskip(OF_LIBRARIES[habit])
 
 
 @functools.cache

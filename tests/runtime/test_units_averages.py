@@ -242,6 +242,28 @@ def test_a_registered_one_is_left_alone(flat: bool) -> None:
     assert here.found(after) is None
 
 
+def test_a_data_set_of_small_rows_hides_nothing() -> None:
+    """Of fewer elements than tell something, and more of them than are looked at."""
+    here = Here()
+    here.model.append(nn.Linear(24, 4))
+    here.optimizer.add_param_group({"params": list(here.model[4].parameters())})
+    here.state = State(here.model, [here.optimizer], [], {})
+    rows = [torch.zeros(4) for _ in range(5000)]
+    assert here.found(in_place(here)) is not None
+    assert len(rows) == 5000
+
+
+def test_a_look_leaves_no_tensors_behind() -> None:
+    """They would be looked at the next time, and be more each time."""
+    import gc
+
+    here = Here()
+    before = sum(type(held) is Tensor for held in gc.get_objects())
+    here.found(lambda step: None, steps=1)
+    assert here.watch is not None
+    assert sum(type(held) is Tensor for held in gc.get_objects()) < before + 30  # the optimizer's
+
+
 def test_what_it_looks_at_it_does_not_keep() -> None:
     import gc
     import weakref

@@ -344,30 +344,6 @@ def language(bench: Bench) -> None:
     bench.loss = lambda batch: bench.model(**batch).loss
 
 
-def net_of_timm(bench: Bench) -> None:
-    """A ResNet of timm, with BatchNorm and drop path."""
-    import timm
-
-    images(bench)
-    bench.options["num_workers"] = 0
-    bench.model = timm.create_model("resnet10t", num_classes=4, drop_path_rate=0.1)
-    bench.optimizer = torch.optim.SGD(bench.model.parameters(), lr=0.05, momentum=0.9)
-    bench.dataset.images = torch.randn(128, 3, 32, 32)
-
-
-def rows_of_datasets(bench: Bench) -> None:
-    """A `datasets.Dataset`, which maps rows as they are read."""
-    import datasets
-
-    rows = datasets.Dataset.from_dict(
-        {"x": torch.randn(256, 8).tolist(), "y": torch.randint(0, 4, (256,)).tolist()}
-    )  # fmt: skip
-    bench.dataset = rows.with_format("torch").map(
-        lambda row: {"x": [2 * x for x in row["x"]]}, load_from_cache_file=False
-    )
-    bench.loss = lambda batch: functional.cross_entropy(bench.model(batch["x"]), batch["y"])
-
-
 def under_hydra(bench: Bench) -> None:
     """The script is a job of hydra, which gives each process a directory of its own."""
     assert Path.cwd().name == str(os.getpid())
@@ -415,7 +391,7 @@ HABITS = {
     for f in (
         gpt, gpt_in_bfloat16, compiled, images, images_converted, optimizers, lora, lora_of_peft,
         functions_and_hooks, double, half, subset, sampled, sparse_and_skipped, epochs, in_a_bar, language,
-        net_of_timm, rows_of_datasets, under_hydra, reentrant, twice, closure, lazy, loader,
+        under_hydra, reentrant, twice, closure, lazy, loader,
     )
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ import loop
 sys.path.pop(0)
 
 HABITS: dict[str, Callable[[Any], None]] = loop.HABITS | built.HABITS_WITH_BUFFERS
-SLOW = "compiled", "lora_of_peft", "language", "net_of_timm", "rows_of_datasets", "under_hydra"
+SLOW = "compiled", "lora_of_peft", "language", "under_hydra"
 """Held by fleets alone: what they need takes long to import or to compile."""
 MOVED_OFTENER = "images", "images_converted"
 """Running statistics, which the plain loop moves with each microbatch (reference/loop)."""

@@ -36,7 +36,7 @@ SAME_BITS = {
     "schedule-free": "schedule_free",
     "averages of the weights": "average average_by_hook average_that_follows teacher average_in_the_model",
     "averages by hand that are registered, copies that are none": "average_by_hand_registered copies_kept",
-    "timm, datasets, a job of hydra": "net_of_timm rows_of_datasets under_hydra",
+    "a job of hydra, in a directory of its own": "under_hydra",
     "GAN as one sum, in turns with a penalty": "adversaries in_turns",
     "thawed in stages, groups": "thawed_in_stages frozen_then_thawed",
     "evaluation, early stopping, metrics": "evaluates stopped_by_one measured",

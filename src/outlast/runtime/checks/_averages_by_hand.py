@@ -17,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Look", "Values", "average_of", "nearest", "sampled"]
+__all__ = ["LEAST", "Look", "Values", "average_of", "nearest", "sampled"]
 
 Values = NDArray[np.float64]
 _MOST = 512  # elements of a tensor
-_LEAST = 16  # elements that tell something
+LEAST = 16
+"""Elements of a tensor that tell something."""
 _ULPS = 4.0  # of rounding, in an average's step
 _CLEAR = 32.0  # times above rounding, before it is called a step
 _MANY = 8.0  # elements that a step has to be of, at least: of one or two anything is a multiple
@@ -42,8 +43,8 @@ def sampled(tensor: Tensor) -> Look:
     """Elements of it, in double precision on the host; the same ones of each tensor of its shape. No tensors, which
     might be taken for what is looked for."""
     flat = tensor.detach().reshape(-1)
-    chosen = flat[:: max(1, flat.numel() // _MOST)][:_MOST].to("cpu", torch.float64, copy=True)
-    return Look(chosen.numpy(), torch.finfo(tensor.dtype).eps)
+    chosen = flat[:: max(1, flat.numel() // _MOST)][:_MOST].to("cpu", torch.float64)
+    return Look(chosen.numpy().copy(), torch.finfo(tensor.dtype).eps)
 
 
 def nearest(look: Look, others: Sequence[Look]) -> Look | None:
@@ -60,7 +61,7 @@ def average_of(before: Look, after: Look, params: Values, eps: float, copies: Va
     parameters were so far, a row each: who is one of them is no average. `moves`: how the parameters moved last. On a
     straight line copies of other times lie between as well, so that tells nothing."""
     step = after.values - before.values
-    if len(step) < _LEAST or not step.any() or not before.values.any():  # from zero, any multiple lies between
+    if not step.any() or not before.values.any():  # from zero, any multiple lies between
         return -1
     own, size = _ULPS * max(before.eps, after.eps), np.maximum(abs(after.values), abs(before.values))
     if (abs(after.values - copies) <= own * size + _TINY).all(1).any():

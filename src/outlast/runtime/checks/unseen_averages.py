@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,14 +25,14 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from outlast.errors import LoopUnrepeatable
-from outlast.runtime.checks._averages_by_hand import Look, Values, average_of, nearest, sampled
+from outlast.runtime.checks._averages_by_hand import LEAST, Look, Values, average_of, nearest, sampled
 from outlast.runtime.training.state import State
 from outlast.tensors import fingerprint
 
 __all__ = ["UnseenAverages"]
 
 _FIRST = 3  # steps, each of which is looked at
-_MOST = 4096  # tensors that are looked at
+_MOST = 4096  # tensors of one shape that are looked at
 _WATCHED = 8  # tensors, from one step to the next
 _REMEDY = (
     'protect(..., state={"ema": ema}){how}, and update it on every replica, not only where run.is_writer holds; or '
@@ -152,7 +153,8 @@ class _ByHand:
         before, self._before, quiet, found = self._before, {}, [], ""
         gone = [look for where, _, look in before.values() if where() is None]
         likely = [tensor for tensor in alive if _could_be(tensor, shapes, known)]
-        for tensor in likely if len(likely) <= _MOST else ():  # a data set, as a rule
+        many = Counter(tensor.shape for tensor in likely)
+        for tensor in [tensor for tensor in likely if many[tensor.shape] <= _MOST]:  # else a data set, as a rule
             mine = weakref.ref(tensor), tensor._version, sampled(tensor)
             self._before[id(tensor)] = mine
             where, _, was = before.get(id(tensor), mine)
@@ -171,7 +173,7 @@ class _ByHand:
     def _by_shape(self) -> dict[torch.Size, tuple[list[str], Values, float]]:
         rows: dict[torch.Size, list[tuple[str, Look]]] = {}
         for name, param in zip(self._state.names, self._state.params, strict=True):
-            if param.is_floating_point() and type(param) in (Tensor, nn.Parameter):
+            if param.numel() >= LEAST and param.is_floating_point() and type(param) in (Tensor, nn.Parameter):
                 rows.setdefault(param.shape, []).append((name, sampled(param)))
         return {
             shape: ([name for name, _ in found], np.stack([look.values for _, look in found]), found[0][1].eps)
