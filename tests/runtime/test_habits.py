@@ -28,10 +28,7 @@ BUILT = (
     "gpt", "gpt_in_bfloat16", "compiled", "images", "images_converted", "optimizers", "lora", "functions_and_hooks",
     "double", "half", "subset", "sampled", "sparse_and_skipped", "epochs", "in_a_bar",
 )  # fmt: skip
-OF_LIBRARIES = {
-    "language": "transformers", "lora_of_peft": "peft",
-    "under_hydra": "hydra",
-}  # fmt: skip
+OF_LIBRARIES = {"language": "transformers", "lora_of_peft": "peft", "under_hydra": "hydra"}
 """Those with what another package has: left out where it is not. Each process takes long to import it."""
 SLOW = pytest.mark.soak, pytest.mark.timeout(300)
 HELD_TOO = (

@@ -33,7 +33,7 @@ __all__ = ["UnseenAverages"]
 
 _FIRST = 3  # steps, each of which is looked at
 _MOST = 4096  # tensors of one shape that are looked at
-_WATCHED = 8  # tensors, from one step to the next
+_WATCHED = 8  # tensors, from one step to the next, by their values; all by their versions
 _REMEDY = (
     'protect(..., state={"ema": ema}){how}, and update it on every replica, not only where run.is_writer holds; or '
     "training.after_step(…)"
@@ -137,7 +137,8 @@ class _ByHand:
 
     def stirred(self) -> bool:
         """Whether one that had been left alone so far was written to, through `.data` as well, or is gone."""
-        if not any(_moved(where(), version, look) for where, version, look in self._quiet):
+        versions = [(found := where()) is None or found._version != version for where, version, _ in self._quiet]
+        if not any(versions) and not any(_moved(w(), v, look) for w, v, look in self._quiet[:_WATCHED]):
             return False
         self._quiet.clear()
         return True
@@ -165,9 +166,10 @@ class _ByHand:
                 if _same(was, mine[2]):
                     quiet.append(mine)
                     continue
-            if origin is not None and not found:
-                found = self._average(tensor, origin, mine[2])
-        self._quiet = sorted(quiet, key=lambda row: -len(row[2].values))[:_WATCHED]
+            name = self._average(tensor, origin, mine[2]) if origin is not None else ""
+            if name and (not found or self._state.names.index(name) < self._state.names.index(found)):
+                found = name  # the first of the model's, whatever order the collector knows them in
+        self._quiet = sorted(quiet, key=lambda row: -len(row[2].values))
         return found
 
     def _by_shape(self) -> dict[torch.Size, tuple[list[str], Values, float]]:
