@@ -143,7 +143,7 @@ def fill_in_place(
         )
     touched.update(dict.fromkeys(wanted, generation))
     fill(reader, pairs, target.local, progress, apart=True)
-    tensors = {theirs: target.tensors[ours] for ours, theirs in pairs.items()}
+    tensors = {theirs: cast(torch.Tensor, target.tensors[ours]) for ours, theirs in pairs.items()}
     rest = [i for i in select(reader.tensors, names) if i not in tensors]
     return tensors | (fresh(reader, rest, progress) if rest else {})
 

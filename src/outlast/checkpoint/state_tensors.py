@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -24,7 +24,7 @@ from outlast.checkpoint.manifest import DTYPE_BYTES, TensorSpec, schema_digest
 from outlast.checkpoint.tree import decode_tree, encode_tree, tensor_names
 from outlast.errors import ConfigError
 
-__all__ = ["Local", "FlatState", "bytes_of", "dtype_named", "flatten", "plain_leaf", "raw", "unflatten"]
+__all__ = ["Local", "FlatState", "OnRank", "bytes_of", "dtype_named", "flatten", "plain_leaf", "raw", "unflatten"]
 
 _CARRIER = {
     1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128,
@@ -41,6 +41,15 @@ class Local(NamedTuple):
     values: torch.Tensor
 
 
+class OnRank(NamedTuple):
+    """A tensor that one rank of a mesh has whole, and no other any of. `values`: on that rank; elsewhere None."""
+
+    rank: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    values: torch.Tensor | None
+
+
 class FlatState(NamedTuple):
     """A flattened state: the tree as JSON, and tensor by tensor what it is, who holds which box, what is held here.
 
@@ -48,7 +57,7 @@ class FlatState(NamedTuple):
     """
 
     tree: Any
-    tensors: list[torch.Tensor]
+    tensors: Sequence[torch.Tensor | OnRank]
     specs: list[TensorSpec]
     shards: list[list[Shard] | None]
     local: list[list[Local]]
@@ -69,7 +78,7 @@ class Schema(NamedTuple):
     outline: Outline | None = None
 
     @staticmethod
-    def of(given: list[str], tensors: Sequence[torch.Tensor], like: Schema | None) -> Schema:
+    def of(given: list[str], tensors: Sequence[torch.Tensor | OnRank], like: Schema | None) -> Schema:
         """The schema of these tensors; `like` itself if it is that."""
         if like is not None and like.given == given and all(map(_fits, like.specs, tensors)):
             return like
@@ -78,7 +87,7 @@ class Schema(NamedTuple):
         return Schema(given, specs, [Box((0,) * len(s.shape), s.shape) for s in specs], schema_digest(specs))
 
 
-def _fits(spec: TensorSpec, tensor: torch.Tensor) -> bool:
+def _fits(spec: TensorSpec, tensor: torch.Tensor | OnRank) -> bool:
     return spec.shape == tensor.shape and spec.dtype == _dtype_name(tensor.dtype)
 
 
@@ -130,13 +139,17 @@ class _Collector:
     def __init__(self, writer_of: RankToWriter) -> None:
         self._writer_of = writer_of
         self.names: list[str] = []
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor | OnRank] = []
         self._seen: dict[tuple[Any, ...], int] = {}
         self._first: dict[int, int] = {}
 
     def leaf(self, value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, name)
+        if isinstance(value, OnRank):
+            if value.values is not None:
+                self._check(value.values, name)
+            return {"T": self._append(value, name)}
         if type(value).__module__ == "numpy":
             return self._array(value, name)
         return plain_leaf(value)
@@ -153,6 +166,15 @@ class _Collector:
         return {"N" if isinstance(value, np.ndarray) else "n": self._number(tensor, name)}
 
     def _tensor(self, value: torch.Tensor, name: str) -> Any:
+        self._check(value, name)
+        dtype = value.dtype
+        if dtype in QUANTISED:
+            return taken_apart(value, name, self._number)
+        if _dtype_name(dtype) not in DTYPE_BYTES:
+            raise ConfigError(f"checkpoints do not hold {value.dtype} ({name!r})", remedy="keep its unpacked values")
+        return {"T": self._number(value, name)}
+
+    def _check(self, value: torch.Tensor, name: str) -> None:
         if value.is_meta or value.is_nested or value.layout != torch.strided:
             kind = "meta" if value.is_meta else "nested" if value.is_nested else str(value.layout)
             raise ConfigError(
@@ -168,12 +190,6 @@ class _Collector:
             raise ConfigError(
                 f"the tensor at {name!r} has no memory: it was freed", remedy="save it while it has values"
             )
-        dtype = value.dtype
-        if dtype in QUANTISED:
-            return taken_apart(value, name, self._number)
-        if _dtype_name(dtype) not in DTYPE_BYTES:
-            raise ConfigError(f"checkpoints do not hold {value.dtype} ({name!r})", remedy="keep its unpacked values")
-        return {"T": self._number(value, name)}
 
     def _number(self, tensor: torch.Tensor, name: str) -> int:
         number = len(self.tensors)
@@ -183,19 +199,29 @@ class _Collector:
         if first != number or place == 0:
             if place and first >= 0:
                 self._first[place] = -1
-                self._seen[_identity(self.tensors[first])] = first
+                self._seen[_identity(cast(torch.Tensor, self.tensors[first]))] = first
             known = self._seen.setdefault(_identity(tensor), number)
             if known != number:
                 return known
+        return self._append(tensor, name)
+
+    def _append(self, tensor: torch.Tensor | OnRank, name: str) -> int:
         self.tensors.append(tensor)
         self.names.append(name)
-        return number
+        return len(self.tensors) - 1
 
     def describe(self, tree: Any, like: Schema | None) -> FlatState:
         schema = Schema.of(self.names, self.tensors, like)
         shards: list[list[Shard] | None] = [None] * len(self.tensors)
-        local = [[Local(box, tensor)] for tensor, box in zip(self.tensors, schema.boxes, strict=True)]
-        for number, tensor in enumerate(self.tensors):
+        local: list[list[Local]] = []
+        for number, (tensor, box) in enumerate(zip(self.tensors, schema.boxes, strict=True)):
+            if isinstance(tensor, OnRank):
+                writers = self._writer_of(tensor.rank)
+                owners = (writers,) if isinstance(writers, int) else tuple(sorted(writers))
+                shards[number] = [Shard(box, owners)]
+                local.append([Local(box, tensor.values)] if tensor.values is not None else [])
+                continue
+            local.append([Local(box, tensor)])
             if type(tensor) not in PLAIN and _is_dtensor(tensor):
                 shards[number], local[number] = _sharded(tensor, self._writer_of)
         return FlatState(tree, self.tensors, schema.specs, shards, local, schema)
@@ -228,7 +254,7 @@ def flatten(tree: Any, *, writer_of: RankToWriter | None = None, like: Schema | 
             return FlatState(node, tensors, like.specs, [None] * len(tensors), local, like)
     collector = _Collector(writer_of if writer_of is not None else lambda rank: rank)
     state = collector.describe(encode_tree(tree, collector.leaf), like)
-    outline = Outline.of(tree, state.tree, state.tensors)
+    outline = Outline.of(tree, state.tree, cast(Sequence[torch.Tensor], state.tensors))  # none where one is `OnRank`
     return state._replace(schema=state.schema._replace(outline=outline))
 
 

@@ -23,9 +23,10 @@ def parse(
     steps: int,
     dtypes: bool = False,
     precisions: Sequence[str] = (),
+    stages: int = 0,
 ) -> argparse.Namespace:
-    """--steps, --seed, --microbatches, --out and, where the example has them, --dtype (as a `torch.dtype`) and
-    --precision."""
+    """--steps, --seed, --microbatches, --out and, where the example has them, --dtype (as a `torch.dtype`),
+    --precision and --stages."""
     parser = argparse.ArgumentParser(description=what, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--steps", type=_positive, default=steps, help="train until this many steps are committed")
     parser.add_argument("--seed", type=int, default=0, help="fixes initialisation, data order and dropout")
@@ -35,6 +36,8 @@ def parse(
         parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the parameters")
     if precisions:
         parser.add_argument("--precision", choices=precisions, default=precisions[0], help="what is computed in")
+    if stages:
+        parser.add_argument("--stages", type=_positive, default=stages, help="of the pipeline: one a rank")
     args = parser.parse_args(argv)
     args.dtype = getattr(torch, args.dtype) if dtypes else torch.float32
     return args

@@ -39,6 +39,7 @@ from outlast.runtime.exchange.rule_settings import (
 from outlast.runtime.exchange.shard_sums import ShardSums
 from outlast.tensors import (
     BLOCK,
+    Grid,
     Layout,
     Mixture,
     Rule,
@@ -287,14 +288,15 @@ def layout_for(
     place: int = 0,
     width: int = 1,
     device: torch.device | None = None,
+    grid: Grid | None = None,
 ) -> Layout:
-    """Buckets of one rule each; for a mean, buckets as ever. Of shards on their grid."""
+    """Buckets of one rule each; for a mean, buckets as ever. Of shards on their grid; else on `grid`, if any."""
     owner = {param: g for g, group in enumerate(settings.groups if settings else ()) for param in group.params}
     groups = [owner[index] for index in range(len(params))] if len(set(owner.values())) > 1 else None
     if any(map(is_shard, params)):
         grid = grid_of_params(params, place, width, BLOCK)
         return Layout([local(p) for p in params], bucket_bytes, groups, grid=grid, device=device)
-    return Layout(params, bucket_bytes, groups, device=device)
+    return Layout(params, bucket_bytes, groups, grid=grid, device=device)
 
 
 def arrange(
@@ -304,12 +306,14 @@ def arrange(
     bucket_bytes: int,
     shards: ShardSums,
     device: torch.device | None,
+    grid: Grid | None = None,
     **given: Any,
 ) -> tuple[Layout, Robust | None]:
-    """Buckets, and the rules if it is no mean; `device`: where sums lie, if elsewhere than the parameters; `given`: as
-    of `row_settings`. What rules remember joins the state."""
+    """Buckets, and the rules if it is no mean; `device`: where sums lie, if elsewhere than the parameters; `grid`:
+    where blocks are, if that does not follow from the parameters; `given`: as of `row_settings`. What rules remember
+    joins the state."""
     settings = row_settings(config, parts.names, samples.num_leaves, **given)
-    layout = layout_for(settings, parts.params, bucket_bytes, shards.place, shards.width, device)
+    layout = layout_for(settings, parts.params, bucket_bytes, shards.place, shards.width, device, grid)
     if settings is None:
         return layout, None
     check_even_rows(samples.num_leaves, settings.num_rows, shards.width)

@@ -51,6 +51,7 @@ class Environment:
     address: str = ""  # of this host, where the run spans several
     place: int = 0  # among the ranks of this replica; 0 is its lead
     tensor_parallel: int = 1  # ranks that compute each microbatch together
+    stages: int = 1  # of a pipeline, of which each rank has one
     device: int = 0  # the number of its device among those of its machine
     pipes: list[RankPipe] = field(default_factory=list)  # the lead's, to the others
     lead: RankPipe | None = None  # the others', to the lead
@@ -66,7 +67,12 @@ class Environment:
     @property
     def at_a_time(self) -> int:
         """How many microbatches this replica computes at a time."""
-        return self.width // self.tensor_parallel
+        return self.width // self.together
+
+    @property
+    def together(self) -> int:
+        """How many ranks compute each microbatch together."""
+        return self.tensor_parallel * self.stages
 
     def meet(self) -> None:
         """Find the other ranks of this replica. Raises MembershipError if they do not come."""

@@ -27,14 +27,14 @@ from outlast.runtime.member.link import SoloLink
 from outlast.runtime.member.sibling_saves import FollowingMember, SiblingSaves
 from outlast.runtime.saving.member_saves import Saves
 from outlast.runtime.settings.protect_records import Audit, Wanted
-from outlast.runtime.settings.rank_limits import check_protected, check_sharded
+from outlast.runtime.settings.rank_limits import check_mean, check_protected, check_sharded, check_staged
 from outlast.runtime.settings.save_settings import SaveSettings
 from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
 from outlast.runtime.training.witness import Witness
 from outlast.runtime.transport.rank_words import SavesSay
-from outlast.tensors import is_shard
+from outlast.tensors import BLOCK, is_shard
 
 __all__ = ["assemble", "judge"]
 
@@ -77,7 +77,9 @@ def assemble(
     policy = Guards.of(wanted.guards if env.config.guards == "script" else env.config.guards)
     device = parts.params[0].device
     check_protected(env.width, env.at_a_time, microbatches, samples.shortest(), checks=checks, device=device.type)
-    shards = ShardSums(env.place // env.tensor_parallel, env.at_a_time)
+    if parts.stages is not None:
+        _check_staged(parts, samples, facts, policy)
+    shards = ShardSums(env.place // env.together, env.at_a_time)
     if sharded(list(zip(parts.names, parts.params, strict=True)), shards.width, env.tensor_parallel):
         shards.attach(parts.model)
         check_sharded(checks)
@@ -85,8 +87,11 @@ def assemble(
     samples.never_empty = env.width > 1
     _check_audit(samples, wanted.audit.share)
     bucket_bytes = int(bucket_mb * (1 << 20))
-    layout, rows = arrange(env.config, parts, samples, bucket_bytes, shards, sums_device(env), **robust)
+    grid = parts.stages.grid(BLOCK) if parts.stages is not None else None
+    layout, rows = arrange(env.config, parts, samples, bucket_bytes, shards, sums_device(env), grid, **robust)
     parts.scaling.check(rows is not None)
+    if parts.stages is not None:
+        check_mean(rows is None)
     admit_device(env.config.device_test or env.probation, device, env.me)
     shared = env.exchange == "shm" or (env.exchange == "hosts" and in_two_levels(env, rows, facts))
     shared = shared and layout.device.type == "cpu"
@@ -99,11 +104,21 @@ def assemble(
     facts = facts | {"aggregation": rows.settings.describe() if rows is not None else "mean", "guards": str(policy)}
     facts |= {"loop": "protected", "bucket_mb": f"{bucket_mb:g}"}  # norms are summed bucket by bucket
     facts |= {"tensor_parallel": str(env.tensor_parallel)} if env.width > 1 else {}  # part of the arithmetic
+    facts |= {"stages": str(env.stages)} if env.stages > 1 else {}
     facts |= rows.settings.facts() if rows is not None else {}
     facts |= {"checkpoints": msgspec.json.encode(keep).decode()} if keep is not None else {}
     if env.place:
         return _following(env, engine, facts, guarding, keep, wanted.audit)
     return _leading(env, engine, facts, guarding, keep)
+
+
+def _check_staged(parts: State, samples: Samples, facts: Mapping[str, str], policy: Guards | None) -> None:
+    """ConfigError for what a pipeline cannot have yet."""
+    check_staged(
+        samples.shortest(), samples.batch // samples.num_leaves,
+        scaler=parts.scaling.active, audits=facts["audit"] != "0" or bool(facts["audit_params"]),
+        certified=policy is not None and policy.certify_every > 0,
+    )  # fmt: skip
 
 
 def sums_device(env: Environment) -> torch.device | None:

@@ -15,24 +15,33 @@ from outlast.tensors import TENSOR_PARALLEL
 __all__ = ["mesh_of"]
 
 
-def mesh_of(env: Environment, shard: int | None, tp: int | None) -> Any:
+def mesh_of(env: Environment, shard: int | None, tp: int | None, pipeline: int | None) -> Any:
     """See `Run.mesh`."""
     from torch.distributed.device_mesh import init_device_mesh  # loaded with what needs it
 
     width = env.width
-    together = env.tensor_parallel if tp is None else tp
+    tensor_parallel = env.tensor_parallel if tp is None else tp
+    stages = env.stages if pipeline is None else pipeline
+    together = tensor_parallel * stages
     wanted = (shard if shard is not None else width // max(1, together)) * together
-    if wanted != width or together < 1:
-        asked = ", ".join(f"{key}={n}" for key, n in (("shard", shard), ("tp", tp)) if n is not None)
+    given = (("shard", shard), ("tp", tp), ("pipeline", pipeline))
+    asked = ", ".join(f"{key}={n}" for key, n in given if n is not None)
+    if wanted != width or tensor_parallel < 1 or stages < 1:
         raise ConfigError(
             f"run.mesh({asked}) in a replica of {width} rank{'s' * (width > 1)}",
-            remedy=f"outlast run --ranks {max(1, wanted)}, or run.mesh() without shard=: the bits do not depend on it",
+            remedy=f"outlast run --ranks {max(1, wanted)}"
+            + (", or run.mesh() without shard=: the bits do not depend on it" if pipeline is None else ""),
         )
-    env.tensor_parallel = together
+    if stages > 1 and width > stages:
+        raise ConfigError(
+            f"run.mesh({asked}): a pipeline whose stages are spread over several ranks cannot be had yet",
+            remedy=f"pipeline={width}, or leave it out and have shard= and tp=",
+        )
+    env.tensor_parallel, env.stages = tensor_parallel, stages
     _world(env, width)
-    sizes = {"shard": width // together, TENSOR_PARALLEL: together}
-    named = {name: size for name, size in sizes.items() if size > 1} or {"shard": 1}
-    return init_device_mesh("cpu", tuple(named.values()), mesh_dim_names=tuple(named))
+    sizes = {"pipeline": stages, "shard": width // together, TENSOR_PARALLEL: tensor_parallel}
+    named = {name: size for name, size in sizes.items() if size > 1 or (name == "pipeline" and pipeline)}
+    return init_device_mesh("cpu", tuple((named or {"shard": 1}).values()), mesh_dim_names=tuple(named or ("shard",)))
 
 
 def _world(env: Environment, width: int) -> None:

@@ -10,8 +10,8 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -29,6 +29,7 @@ from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.training.arguments import positive
 from outlast.runtime.training.evaluation import evaluation_of
 from outlast.runtime.training.followers import check_follower
+from outlast.runtime.training.pipelined import ScheduleCall, check_schedule, no_schedule
 from outlast.runtime.training.run_facts import warm_up
 from outlast.runtime.training.state import digest_of
 from outlast.runtime.transport.rank_words import RankFailed
@@ -118,6 +119,7 @@ class FollowingTraining:
                 step,
                 batches=self._batches,
                 backward=self._backward,
+                pipeline=self._pipeline,
                 newest=lambda: self.engine.meta,
                 metric=self.replica.metric,
                 epoch_of=self.engine.samples.epoch_of,
@@ -174,6 +176,15 @@ class FollowingTraining:
         self.replica.enter(Phase.BODY)
 
     def _backward(self, loss: Tensor) -> None:
+        if self.engine.state.stages is not None:
+            raise no_schedule()
         self._watch.loss(loss)
         self.replica.backward(loss)
+        self._watch.after_backward()
+
+    def _pipeline(self, schedule: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], target: Any) -> None:
+        engine = self.engine
+        check_schedule(engine.state, schedule, self.replica.env.width)
+        call = ScheduleCall(engine.state, engine.sums.quiet, schedule, inputs, keywords, target)
+        self.replica.backward(cast(Tensor, call))  # which asks a loss for its backward and its value alone
         self._watch.after_backward()

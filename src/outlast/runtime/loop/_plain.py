@@ -5,11 +5,12 @@ What a fleet of one looks for in its first steps is looked for here as well (`ch
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from outlast.runtime.training.loop_state import LoopState
 from outlast.runtime.training.losses import missing_backward, second_backward
 from outlast.runtime.training.metrics import Metrics, mean_of, metric_outside
 from outlast.runtime.training.opening import KEY, Opening
+from outlast.runtime.training.pipelined import ScheduleCall, check_schedule
 from outlast.runtime.training.random_state import seed_everything
 from outlast.runtime.training.samples import Samples, skipped
 from outlast.runtime.training.state import State, digest_of
@@ -320,6 +322,22 @@ class PlainStep:
         ]  # the loss itself is not weighted: hooks of the script see each microbatch's own gradient, as in a fleet
         t.watch.after_backward()
         self._losses[self._leaf] = float(loss.detach()), float(self._size)
+
+    def pipeline(self, schedule: Any, *inputs: Any, target: Any = None, **keywords: Any) -> None:
+        """Does what `Step.pipeline` does, with one stage."""
+        t = self._training
+        if self._backwards:
+            raise second_backward()
+        check_schedule(t.state, schedule, 1)
+        self._backwards = 1
+        for param in t.state.params:  # the schedule divides all that it finds
+            param.grad = None
+        call = ScheduleCall(t.state, contextlib.nullcontext, schedule, inputs, keywords, target)
+        call.backward()
+        new = [cast(Tensor, p.grad) * self._weight for p in t.state.params]
+        t.grads = [grad if was is None else was + grad for was, grad in zip(t.grads, new, strict=True)]
+        t.watch.after_backward()
+        self._losses.append((float(call.detach()), self._weight))
 
     @property
     def epoch(self) -> int:

@@ -23,11 +23,13 @@ class Step:
         *,
         batches: Callable[[int], Iterator[Any]],
         backward: Callable[[Tensor], None],
+        pipeline: Callable[..., None],
         newest: Callable[[], Meta | None],
         metric: Callable[[str, Any, Any], None],
         epoch_of: Callable[[int], int],
     ) -> None:
         self.number, self._batches, self._backward, self._newest = number, batches, backward, newest
+        self._pipeline = pipeline
         self._metric, self._epoch_of = metric, epoch_of
 
     def __iter__(self) -> Iterator[Any]:
@@ -36,6 +38,17 @@ class Step:
     def backward(self, loss: Tensor) -> None:
         """Backward of this microbatch's mean loss; its gradient goes into the step's tree."""
         self._backward(loss)
+
+    def pipeline(self, schedule: Any, *inputs: Any, target: Any = None, **keywords: Any) -> None:
+        """Forward and backward of this microbatch by all stages of a pipeline (`run.mesh(pipeline=…)`), called on every
+        rank of the replica with the same batch.
+
+        `schedule`: torch's `ScheduleGPipe` or `Schedule1F1B`, which cuts the batch into microbatches of its own and is
+        given `inputs` on the first rank, `target` on the last one and `keywords` on every one. The mean of its losses
+        is the microbatch's loss, on all ranks. Raises StepMisuse for another schedule, in a replica that is no
+        pipeline, and where a parameter of the stage is left without a gradient.
+        """
+        self._pipeline(schedule, inputs, keywords, target)
 
     def metric(self, name: str, value: Any, weight: float | Tensor | None = None) -> None:
         """Give a number of this microbatch, such as its accuracy, to be averaged over the global batch.

@@ -31,12 +31,14 @@ from outlast.runtime.loop._torchrun import take_over
 from outlast.runtime.loop._whereabouts import Whereabouts
 from outlast.runtime.loop.session import Training
 from outlast.runtime.member.follower import FollowingRank
+from outlast.runtime.saving.restore import other_names
 from outlast.runtime.saving.unsaved import watch
 from outlast.runtime.settings.protect_records import Aggregation, Audit, Data, Rules, Wanted
 from outlast.runtime.settings.save_settings import Checkpoint, beginning_of, settings_of
 from outlast.runtime.training.arguments import check_arguments, check_once, check_shares, listed
 from outlast.runtime.training.own_generators import with_generators
 from outlast.runtime.training.run_facts import facts_of, prepare_process
+from outlast.runtime.training.stages import meet_stages, stage_of
 from outlast.runtime.training.state import State
 from outlast.runtime.training.streams import samples_of
 from outlast.runtime.transport.progress_block import Progress
@@ -100,13 +102,15 @@ class Run(Whereabouts):
             )
         return training is None or training.writes()
 
-    def mesh(self, shard: int | None = None, tp: int | None = None) -> Any:
+    def mesh(self, shard: int | None = None, tp: int | None = None, pipeline: int | None = None) -> Any:
         """Return this replica's `DeviceMesh`: its ranks, in a dimension named "shard" for `fully_shard(module,
         mesh=run.mesh())`. `tp`: how many ranks compute each microbatch together, in a dimension named "tp" for
-        `parallelize_module`: `run.mesh(shard=2, tp=2)["tp"]`. A dimension of one rank is left out. `shard`: how many
+        `parallelize_module`: `run.mesh(shard=2, tp=2)["tp"]`. `pipeline`: how many stages of a
+        pipeline the ranks are, in a dimension named "pipeline" for torch's `PipelineStage`; not together with others.
+        A dimension of one rank is left out, but for "pipeline" where it is asked for. `shard`: how many
         ranks the script expects there. Call it on every rank, before the model is sharded. Raises ConfigError if the
         replica has another number of ranks."""
-        return mesh_of(self._env, shard, tp)
+        return mesh_of(self._env, shard, tp, pipeline)
 
     def protect(
         self,
@@ -166,6 +170,8 @@ class Run(Whereabouts):
         samples = samples_of(data, seed=wanted.seed)
         check_shares(env.config.replicas, samples.num_leaves // env.at_a_time)
         parts = State(model, optimizers, schedulers, {**state, **samples.parts()}).scaled_with(scaler)
+        if env.stages > 1:
+            parts.stages = meet_stages(env.place, env.width, stage_of(parts, other_names(model)))
         env.config = beginning_of(wanted.keep, env.config)
         keep, facts = settings_of(wanted.keep, env.config), facts_of(env.config, parts, samples, wanted.clip_norm)
         chosen, critical = chosen_audit(wanted.audit.share, env.config), critical_of(parts, wanted.audit.params)

@@ -19,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -44,6 +44,7 @@ from outlast.runtime.member.step import StepCourse
 from outlast.runtime.training.arguments import positive
 from outlast.runtime.training.evaluation import evaluation_inside, evaluation_of
 from outlast.runtime.training.followers import check_follower
+from outlast.runtime.training.pipelined import ScheduleCall, check_schedule, no_schedule
 from outlast.runtime.training.run_facts import warm_up
 from outlast.runtime.training.state import digest_of
 
@@ -204,8 +205,8 @@ class Training:
 
     def _as_seen(self, step: int) -> Step:
         return Step(
-            step, batches=self._batches, backward=self._backward, newest=lambda: self.engine.meta,
-            metric=self._course.metric, epoch_of=self.engine.samples.epoch_of,
+            step, batches=self._batches, backward=self._backward, pipeline=self._pipeline,
+            newest=lambda: self.engine.meta, metric=self._course.metric, epoch_of=self.engine.samples.epoch_of,
         )  # fmt: skip
 
     def _ended(self) -> None:
@@ -232,7 +233,8 @@ class Training:
         keep_freed_memory()
         warm_up()
         self.engine.loop.find_schedulers()
-        if self.replica.env.config.bitwise and not self.engine.sharded:  # of shards no copy can be stepped
+        if self.replica.env.config.bitwise and not self.engine.sharded and not self.engine.state.stages:
+            # of shards no copy can be stepped, and of stages one rank alone would look
             state, last = self.engine.state, self.replica.member.is_last
             self.engine.step_checks.rehearsal = Rehearsal(state, last)
             self.engine.step_checks.averages = UnseenAverages(state, last, self._turn.leads, lambda: self._turn.asked)
@@ -349,6 +351,15 @@ class Training:
         self.replica.enter(Phase.BODY)  # the loop's own time: an evaluation may take as long as it likes
 
     def _backward(self, loss: Tensor) -> None:
+        if self.engine.state.stages is not None:
+            raise no_schedule()
         self._watch.loss(loss)
         self._course.backward(loss)
+        self._watch.after_backward()
+
+    def _pipeline(self, schedule: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], target: Any) -> None:
+        engine = self.engine
+        check_schedule(engine.state, schedule, self.replica.env.width)
+        call = ScheduleCall(engine.state, engine.sums.quiet, schedule, inputs, keywords, target)
+        self._course.backward(cast(Tensor, call))  # which asks a loss for its backward and its value alone
         self._watch.after_backward()

@@ -75,7 +75,8 @@ class Replica(Forming):
         of another may not have come so far."""
         self.enter(Phase.ROLL_CALL)
         state = self.engine.state
-        return () if self.engine.loop.written() else settled(self.parts(), {*state.names, *state.buffers})
+        known = {*state.names, *state.buffers, *state.elsewhere}
+        return () if self.engine.loop.written() else settled(self.parts(), known)
 
     def _raise_if_refused(self) -> None:
         told = self.member.evicted

@@ -38,12 +38,14 @@ class _Found(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def begin_with(text: str, model: torch.nn.Module, *, strict: bool, timeout_s: float) -> str:
+def begin_with(
+    text: str, model: torch.nn.Module, *, strict: bool, timeout_s: float, elsewhere: Collection[str] = ()
+) -> str:
     """Copy the weights at `text` into the model; returns what was done, in a sentence.
 
     `text`: a checkpoint directory or URL (with `@N` for one generation), a safetensors file, its index or directory.
-    Raises CheckpointError if there is nothing, or if it does not fit: a name that is missing or not wanted (unless not
-    `strict`), a shape that differs, nothing at all that fits.
+    `elsewhere`: names that may be there and are for other ranks. Raises CheckpointError if there is nothing, or if it
+    does not fit: a name that is missing or not wanted (unless not `strict`), a shape that differs, nothing that fits.
     """
     place, number = place_and_number(text)
     path = local_path(text)
@@ -51,6 +53,7 @@ def begin_with(text: str, model: torch.nn.Module, *, strict: bool, timeout_s: fl
     mine = _targets(model)
     strip, add = _renaming(found.tensors, mine)
     theirs = {_renamed(name, strip, add): tensor for name, tensor in found.tensors.items()}
+    theirs = {name: tensor for name, tensor in theirs.items() if name not in elsewhere}
     wanted = _optional(model, mine)
     missing = sorted(names[0] for names in _places(mine).values() if wanted & set(names) and not theirs.keys() & names)
     unexpected = sorted(theirs.keys() - mine.keys())

@@ -21,8 +21,8 @@ from outlast.runtime.training.engine import Engine
 from outlast.runtime.training.state import State
 
 __all__ = [
-    "DIFFERS", "KEPT", "RUN_FACTS", "adopt", "asked_in", "check_facts", "kept_settings", "nothing_left", "restore",
-    "stopped_in", "tree_of",
+    "DIFFERS", "KEPT", "RUN_FACTS", "adopt", "asked_in", "check_facts", "kept_settings", "nothing_left", "other_names",
+    "restore", "stopped_in", "tree_of",
 ]  # fmt: skip
 
 RUN_FACTS = (
@@ -47,7 +47,8 @@ def tree_of(
     """The live state as a tree, with what is needed to go on from it. `stopped`: why training ended with this step;
     `asked`: why the loop wants it to end with the next one; `spread`: as of `State.tree`."""
     ended = {"stopped": stopped} if stopped else {"asked": asked} if asked else {}
-    return state.tree(spread=spread) | {"run": {"step": step, "facts": dict(facts), **_names(state.model), **ended}}
+    names = other_names(state.model) if state.stages is None else state.stages.names
+    return state.tree(spread=spread) | {"run": {"step": step, "facts": dict(facts), **names, **ended}}
 
 
 def stopped_in(tree: Mapping[str, Any]) -> str:
@@ -74,7 +75,7 @@ def nothing_left(step: int, until: int, stopped: str) -> str:
     )
 
 
-def _names(model: torch.nn.Module) -> dict[str, Any]:
+def other_names(model: torch.nn.Module) -> dict[str, Any]:
     """What an export must know of the model's names besides those that its tensors are kept under."""
     if model not in _known:
         first: dict[int, str] = {}
@@ -119,7 +120,7 @@ def restore(state: State, tree: Mapping[str, Any]) -> None:
 
 def _check(state: State, tree: Mapping[str, Any], mine: Mapping[str, Tensor]) -> None:
     wrong = [f"missing in the checkpoint: {n}" for n in sorted(mine.keys() - tree["model"].keys())]
-    wrong += [f"not wanted by the model: {n}" for n in sorted(tree["model"].keys() - mine.keys())]
+    wrong += [f"not wanted by the model: {n}" for n in sorted(tree["model"].keys() - mine.keys() - state.elsewhere)]
     for name, value in tree["model"].items():
         if name in mine and (mine[name].shape, mine[name].dtype) != (value.shape, value.dtype):
             have, want = f"{value.dtype}{list(value.shape)}", f"{mine[name].dtype}{list(mine[name].shape)}"

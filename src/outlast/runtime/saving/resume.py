@@ -9,6 +9,7 @@ in the middle of a run: what the guards go back to lies in memory (`checks/_cert
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 import torch
 
@@ -45,7 +46,7 @@ def begin(env: Environment, engine: Engine, view: View, saves: Saves | None) -> 
             _tell_if_over(saves)
         return
     timeout_s = saves.settings.timeout_s if saves is not None else TIMEOUT_S
-    done = begin_at_zero(env.config, engine.state.model, timeout_s)
+    done = begin_at_zero(env.config, engine.state.model, timeout_s, engine.state.elsewhere)
     engine.take_buffers()
     if done and leads:
         print(f"outlast: {done}", file=sys.stderr, flush=True)
@@ -69,11 +70,12 @@ def usable(loaded: LoadedState | None, url: str, config: RunConfig) -> LoadedSta
     raise weights_only(loaded.generation, url)
 
 
-def begin_at_zero(config: RunConfig, model: torch.nn.Module, timeout_s: float) -> str:
-    """Take over the weights of `init_from`, if there is one; returns what was done. Raises CheckpointError."""
+def begin_at_zero(config: RunConfig, model: torch.nn.Module, timeout_s: float, elsewhere: Collection[str] = ()) -> str:
+    """Take over the weights of `init_from`, if there is one; returns what was done. `elsewhere`: names that other ranks
+    take over. Raises CheckpointError."""
     if not config.init_from:
         return ""
-    return begin_with(config.init_from, model, strict=config.init_strict, timeout_s=timeout_s)
+    return begin_with(config.init_from, model, strict=config.init_strict, timeout_s=timeout_s, elsewhere=elsewhere)
 
 
 def resume(saves: Saves) -> LoadedState | None:

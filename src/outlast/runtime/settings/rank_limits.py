@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from outlast.config import RunConfig
 from outlast.errors import ConfigError
 
-__all__ = ["check_protected", "check_ranks", "check_sharded"]
+__all__ = ["check_mean", "check_protected", "check_ranks", "check_sharded", "check_staged"]
 
 
 def check_ranks(config: RunConfig) -> None:
@@ -59,6 +59,32 @@ def check_sharded(checks: object) -> None:
             did="nothing was trained",
             remedy="leave it out, or leave out fully_shard: replicas of one rank hold the whole model anyway",
         )
+
+
+def check_staged(sizes: list[int], size: int, *, scaler: bool, audits: bool, certified: bool) -> None:
+    """ConfigError for what a replica that is a pipeline cannot do. `sizes`: of an epoch's last microbatches; `size`: of
+    all others."""
+    if {*sizes} != {size}:
+        raise ConfigError(
+            "the last batch of an epoch is short, and a pipeline's stages expect microbatches of one size",
+            remedy="drop_last=True",
+        )
+    refused = {"a gradient scaler": scaler, "audits": audits, "guards that certify states": certified}
+    for what in (what for what, given in refused.items() if given):
+        raise _not_staged(what)
+
+
+def check_mean(mean: bool) -> None:
+    """ConfigError for a pipeline with a robust rule."""
+    if not mean:
+        raise _not_staged("robust rules")
+
+
+def _not_staged(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} cannot be had with a pipeline (run.mesh(pipeline=…)) yet", did="nothing was trained",
+        remedy="leave it out, or shard the replica by fully_shard instead",
+    )  # fmt: skip
 
 
 def _refuse(width: int, refused: Mapping[str, bool]) -> None:

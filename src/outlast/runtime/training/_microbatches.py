@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from outlast.core.position import position_seed
 from outlast.core.protocol import partials
+from outlast.errors import StepMisuse
 from outlast.health import CheckedSums
 from outlast.runtime.exchange.plane import Reduction
 from outlast.runtime.exchange.robust_rows import Robust
@@ -59,7 +62,7 @@ class Microbatches:
         self.step_checks = StepChecks()
         self.staging = Staging.between(state.params, layout)
         self.sums = Accumulator(
-            state.params, layout, memory, self.num_leaves, self.num_rows, self.step_checks, self.staging
+            state.params, layout, memory, self.num_leaves, self.num_rows, self.step_checks, self.staging, state.stages
         )
         self.out = Memory(layout, 1, shared=False).flats(0) if self.staging is None else self.staging.outcome()
         """The outcome, a flat tensor a bucket. A plane may put another in a tensor's place."""
@@ -160,9 +163,21 @@ class Microbatches:
         self.losses[leaf] = (loss, float(size))
         if self.witness is not None:
             self.witness.computed(step, leaf, loss)
-        if leaf == 0:
+        if leaf == 0 and self.state.stages is not None:
+            self._check_constant()
+        elif leaf == 0:
             ended = self._buffers if size else self._start_buffers
             self._end_buffers = tuple(raw(b.cpu()).numpy().tobytes() for b in ended)
+
+    def _check_constant(self) -> None:
+        """Headers are the lead's, so buffers of other stages could not be told to other replicas."""
+        for name, buffer, start in zip(self.state.buffers, self._buffers, self._start_buffers, strict=True):
+            if not torch.equal(raw(buffer), raw(start)):
+                raise StepMisuse(
+                    f"a microbatch changed {name}, a buffer of a stage of the pipeline",
+                    did="the step was not committed",
+                    remedy="layers without running statistics (LayerNorm, GroupNorm, not BatchNorm) in a pipeline",
+                )
 
     def skip(self, step: int, leaf: int) -> None:
         """A microbatch without samples (the short last batch): a gradient of zeros."""

@@ -8,7 +8,8 @@ intact, so a recovery recomputes nothing that survives (protocol, 8 and 10). Slo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from outlast.core.protocol import Node, merges
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.training._staging import DEPTH, Arrival, Staging
 from outlast.runtime.training.losses import several_parts
+from outlast.runtime.training.stages import Stages
 from outlast.runtime.training.step_checks import StepChecks
 from outlast.tensors import (
     BLOCK,
@@ -48,11 +50,13 @@ class Accumulator:
         num_rows: int = 1,
         checks: StepChecks | None = None,
         staging: Staging | None = None,
+        stages: Stages | None = None,
     ) -> None:
         self.params, self.layout, self.memory, self.num_leaves = params, layout, memory, num_leaves
         self.num_rows = num_rows
         self.slots: dict[Node, int] = {}
-        self.used = bytearray(-(-len(params) // 8))
+        self.first, num = (0, len(params)) if stages is None else (stages.first, stages.num_trained)
+        self.used = bytearray(-(-num // 8))  # a bit for each parameter; in a pipeline for those of all stages
         self._chain: list[tuple[int, int]] = []
         self._first: tuple[int, bool] = (1, True)
         self._staging = staging
@@ -82,6 +86,15 @@ class Accumulator:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Gradients that come in here come in parts: hooks leave them until all is there, and `end` takes them."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     # --- one microbatch ------------------------------------------------------------------------------------------
     def begin(self, leaf: int, weight: float, on_bucket: Callable[[int], None] | None, beside: bool = False) -> None:
@@ -192,7 +205,8 @@ class Accumulator:
             if index not in there:  # zero, not nothing: -0.0 + 0.0 has other bits than -0.0
                 views[index].zero_() if fresh else views[index].add_(0.0)
                 continue
-            self.used[index >> 3] |= 1 << (index & 7)
+            bit = self.first + index
+            self.used[bit >> 3] |= 1 << (bit & 7)
             into.append(views[index])
         with torch.no_grad():
             if into and self.printing:

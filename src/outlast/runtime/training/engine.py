@@ -216,7 +216,8 @@ class Engine(Microbatches):
         staging = self.staging
         grads = self.layout.views(self.out if staging is None else staging.back(self.out))
         for index, param in enumerate(self.state.params):
-            if meta.used[index >> 3] >> (index & 7) & 1:
+            bit = self.sums.first + index
+            if meta.used[bit >> 3] >> (bit & 7) & 1:
                 grad = grads[index].to(device=param.device, dtype=param.dtype)
                 param.grad = like(grad, param) if self.sharded else grad
             else:

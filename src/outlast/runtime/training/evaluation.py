@@ -112,7 +112,12 @@ def evaluation_inside() -> StepMisuse:
 def evaluation_of(
     state: State, samples: Samples, dataset: Any, fn: Any, batch_size: Any, collate_fn: Any
 ) -> Evaluation:
-    """As the loop asked for it; what it left out is as in training."""
+    """As the loop asked for it; what it left out is as in training. Raises ConfigError in a pipeline."""
+    if state.stages is not None:
+        raise ConfigError(
+            "training.evaluate(…) cannot be had with a pipeline yet",
+            remedy="outlast ckpt export, and evaluate in a process that has the whole model",
+        )
     size = max(1, samples.batch // samples.num_leaves) if batch_size is None else batch_size
     return Evaluation(
         dataset, fn, batch_size=size, collate=collate_fn or samples.collate, model=state.model, seed=samples.seed

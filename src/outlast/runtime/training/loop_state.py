@@ -67,8 +67,8 @@ class LoopState:
             [[item for item in group.items() if item[0] != "params"] for group in o.param_groups]
             for o in self.state.optimizers
         ]
-        wanted = bytes([param.requires_grad for param in self.state.params])
-        modes = bytes([module.training for module in self._modules])
+        wanted = self._flags([param.requires_grad for param in self.state.params], "require a gradient")
+        modes = self._flags([module.training for module in self._modules], "are in training mode")
         try:
             raw = msgspec.msgpack.encode((groups, wanted, modes))
         except (TypeError, OverflowError):  # a rate in a tensor, or what is no setting
@@ -76,6 +76,23 @@ class LoopState:
         if raw != self._read[0]:
             self._read = raw, _encoded(groups, wanted, modes)
         return self._read[1]
+
+    def _flags(self, values: list[bool], what: str) -> bytes:
+        """One byte each. Stages of a pipeline have other parameters and modules, so what is told there is one byte for
+        all of them; raises LoopUnrepeatable where that says too little."""
+        if self.state.stages is None:
+            return bytes(values)
+        if len({*values}) > 1:
+            raise LoopUnrepeatable(
+                f"some parts of the model {what} and others do not, which ranks of a pipeline cannot tell each other",
+                did="the step was not committed",
+                remedy="freeze nothing that trained when protect() was called, and set the mode of the model as a "
+                "whole: model.train(), model.eval()",
+            )
+        return bytes(values[:1])
+
+    def _each(self, flags: bytes, num: int) -> bytes:
+        return flags * num if self.state.stages is not None else flags
 
     def write(self, settings: bytes, *, but_groups: bool = False) -> None:
         """Make the settings these. `but_groups`: those that are in no snapshot of the state."""
@@ -86,9 +103,9 @@ class LoopState:
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 for key, value in values:
                     group[key] = _placed(value, group.get(key))
-        for param, wants in zip(self.state.params, wanted, strict=True):
+        for param, wants in zip(self.state.params, self._each(wanted, len(self.state.params)), strict=True):
             param.requires_grad_(bool(wants))
-        for module, mode in zip(self._modules, modes, strict=True):
+        for module, mode in zip(self._modules, self._each(modes, len(self._modules)), strict=True):
             module.training = bool(mode)
 
     @staticmethod
@@ -109,8 +126,9 @@ class LoopState:
             for g, values in enumerate(groups):
                 place = f" of group {g}" * (len(groups) > 1) + f" of optimizer {o}" * (len(optimizers) > 1)
                 rows |= {f"{key}{place}": _shown(value) for key, value in values}
-        for name, wants in zip(self.state.names, wanted, strict=True):
+        for name, wants in zip(self.state.names, self._each(wanted, len(self.state.names)), strict=True):
             rows[f"requires_grad of {name}"] = str(bool(wants))
+        modes = self._each(modes, len(self._modules))
         for (name, _), mode in zip(self.state.model.named_modules(), modes, strict=True):
             rows[f"training mode of {name or 'the model'}"] = "train" if mode else "eval"
         return rows

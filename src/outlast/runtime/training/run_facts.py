@@ -40,6 +40,7 @@ def facts_of(
 ) -> dict[str, str]:
     """Name -> value; members that differ in one are refused with the difference named (16)."""
     schema = "|".join(f"{n}:{tuple(p.shape)}:{p.dtype}" for n, p in zip(state.names, state.params, strict=True))
+    schema, number = (schema, len(state.params)) if state.stages is None else state.stages.schema
     facts = {
         "microbatches": str(samples.num_leaves),
         "global_batch_size": str(samples.batch),
@@ -50,7 +51,7 @@ def facts_of(
         "drop_last": str(samples.drop_last),
         "clip_norm": str(clip_norm),
         "aggregation": aggregation,
-        "parameters": f"{len(state.params)} ({hashlib.sha256(schema.encode()).hexdigest()[:12]})",
+        "parameters": f"{number} ({hashlib.sha256(schema.encode()).hexdigest()[:12]})",
         "optimizers": ", ".join(type(o).__name__ for o in state.optimizers),
         "bitwise": str(config.bitwise),
     }

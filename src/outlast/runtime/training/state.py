@@ -7,8 +7,8 @@ whatever was registered. State that is not registered cannot be joined or rewoun
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -31,7 +31,15 @@ from outlast.tensors import (
     whole,
 )
 
-__all__ = ["State", "decoded_tree", "digest_of", "empty_like_encoded", "encoded_tree"]
+if TYPE_CHECKING:
+    from outlast.runtime.training.stages import Stages
+
+__all__ = ["Key", "State", "decoded_tree", "digest_of", "empty_like_encoded", "encoded_tree"]
+
+
+Key = tuple[int, str, str]
+"""Where a tensor stands in a fingerprint of the state: 0 for the model or 1 + the optimizer's number, the parameter,
+and the optimizer's key."""
 
 
 class State:
@@ -58,6 +66,7 @@ class State:
             raise ConfigError("the optimizer has no parameter that requires a gradient", remedy="pass the model's")
         self._name_of = {id(p): n for p, n in zip(self.params, self.names, strict=True)} | names
         self.buffers: dict[str, Tensor] = dict(model.named_buffers())
+        self.stages: Stages | None = None  # of the replica, where it is a pipeline and this process has one of them
 
     def scaled_with(self, scaler: Any) -> State:
         """Have losses scaled as `scaler` says. Raises ConfigError for what is no gradient scaler."""
@@ -68,6 +77,11 @@ class State:
     def name_of(self, param: Tensor) -> str:
         """The name of a parameter that an optimizer holds."""
         return self._name_of[id(param)]
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Names of parameters and buffers that other ranks of a pipeline have, and this one has not."""
+        return self.stages.elsewhere if self.stages is not None else frozenset()
 
     def named(self) -> dict[str, Tensor]:
         """The model's parameters by name: of what is sharded the shard, also while FSDP holds the whole beside it."""
@@ -85,6 +99,8 @@ class State:
     def tree(self, *, spread: bool = False, without: str = "") -> dict[str, Any]:
         """The live state: nested plain data with tensors at its leaves; of what is sharded, what lies here, or (with
         `spread`) the tensor that knows which part of the whole that is. `without`: a registered part."""
+        if spread and self.stages is not None:
+            return self.stages.spread(self.tree(without=without))
         held = self._on_mesh if spread else local
         lies = self._on_mesh if spread else lambda tensor: tensor
         model = {name: held(p).detach() for name, p in self.named().items()}
@@ -146,6 +162,8 @@ class State:
         mine = self.tensors()
         with torch.no_grad():
             for name, value in tree["model"].items():
+                if name in self.elsewhere:
+                    continue
                 local(mine[name]).copy_(part_of(value, mine[name]))
         for optimizer, saved in zip(self.optimizers, tree["optimizers"], strict=True):
             optimizer.state.clear()
@@ -153,6 +171,8 @@ class State:
                 group.update(values)  # before the state: it says where a step count lies
             groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
             for name, values in saved["state"].items():
+                if name in self.elsewhere:
+                    continue
                 group = groups.get(id(mine[name]), {})
                 optimizer.state[mine[name]] = {k: _placed(k, v, mine[name], group) for k, v in values.items()}
         for scheduler, values in zip(self.schedulers, tree["schedulers"], strict=True):
@@ -240,22 +260,30 @@ def decoded_tree(plain: bytes, data: Tensor) -> Any:
 
 def digest_of(state: State, held: Callable[[Tensor], Tensor] = whole) -> str:
     """SHA-256 over parameters by name, also those that only an optimizer holds, then optimizer tensors by (parameter,
-    key): name, dtype, shape, bytes. With shards every rank must ask for it, unless `held` is `local`."""
+    key): name, dtype, shape, bytes. With shards, or stages of a pipeline, every rank must ask for it, unless `held` is
+    `local`."""
     sha = hashlib.sha256()
-    named_here = state.named()
-    loose = {
-        n: p for p, n in zip(state.params, state.names, strict=True) if n not in named_here
-    }  # of the optimizers alone
-    rows: list[tuple[str, Tensor]] = sorted((named_here | loose).items(), key=lambda row: row[0])
-    for optimizer in state.optimizers:
-        named = {state.name_of(p): v for p, v in optimizer.state.items() if isinstance(p, Tensor)}
-        for name, values in sorted(named.items(), key=lambda row: row[0]):
-            rows += [(f"{name}.{key}", v) for key, v in sorted(values.items()) if isinstance(v, Tensor)]
-    for name, tensor in rows:
+    rows: Iterable[tuple[Key, Tensor]] = sorted(_rows_of(state), key=lambda row: row[0])
+    if state.stages is not None and held is whole:
+        rows = state.stages.all_of(list(rows))
+    for (_, name, key), tensor in rows:
         tensor = held(tensor)
-        sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        label = f"{name}.{key}" if key else name
+        sha.update(f"{label}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
+
+
+def _rows_of(state: State) -> Iterator[tuple[Key, Tensor]]:
+    """What this process has of what a fingerprint is taken of."""
+    named = state.named()
+    loose = {n: p for p, n in zip(state.params, state.names, strict=True) if n not in named}  # of the optimizers alone
+    for name, param in (named | loose).items():
+        yield (0, name, ""), param
+    for number, optimizer in enumerate(state.optimizers, 1):
+        for param, values in optimizer.state.items():
+            if isinstance(param, Tensor):
+                yield from (((number, state.name_of(param), k), v) for k, v in values.items() if isinstance(v, Tensor))
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor], *, as_parts: bool = False) -> Any:
