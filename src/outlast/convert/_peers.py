@@ -47,7 +47,7 @@ _PEERS: dict[str, tuple[str, dict[str, str]]] = {  # by module: the page, and wh
         "device": "run.device", "local_rank": "run.device is the device of this replica, and no number",
         "backward": "step.backward(loss), once in each turn of `for batch in step`",
         "step": "goes: outlast takes the step when the loop over the step's batches ends",
-        "train_batch": "pipelines are not in this version: a loop with step.backward(loss)",
+        "train_batch": "step.pipeline(schedule, inputs, target=…), with torch's PipelineStage",
     }),
     "torch.distributed.checkpoint": ("coming from DDP", {}),
     "torch.distributed.elastic": ("coming from DDP", {}),

@@ -66,7 +66,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     training = run.protect(
         model, optimizer, HelpText(), clip_norm=1.0,
-        global_batch_size=32, microbatches=args.microbatches // 2, seed=args.seed,
+        global_batch_size=64, microbatches=args.microbatches, seed=args.seed,
         drop_last=True,
     )  # fmt: skip
     losses: dict[int, float] = {}
