@@ -51,8 +51,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     replicas: int = 1
     """Full copies of the training state, one process each, or `ranks` of them."""
     ranks: int = 1
-    """Processes of a replica, over which its state is spread (`run.mesh()`: FSDP2, tensor parallelism, stages of a
-    pipeline): 1, 2, 4 or 8."""
+    """Processes of a replica, over which its state is spread (`run.mesh()`: FSDP2, tp, pipelines): 1, 2, 4 or 8."""
     spares: int | Literal["auto"] = 0
     """Replicas kept caught up beside the run, owning no microbatch. `auto`: none at first, then as many as the deaths
     so far and the time until a place is filled again ask for, within the hosts' slots."""

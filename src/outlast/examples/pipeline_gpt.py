@@ -15,7 +15,7 @@ from outlast.examples.data import CONTEXT, NUM_BYTES, HelpText
 from outlast.examples.models import Block
 
 
-class GPT(nn.Module):
+class StagedGPT(nn.Module):
     """A byte-level GPT of which any part may be missing. (batch, time) of int64 in, or (batch, time, width) from the
     stage before; logits (batch, time, 256) out, or what the next stage takes."""
 
@@ -35,7 +35,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x)) if self.head is not None and self.norm is not None else x
 
 
-def stage_of(model: GPT, stage: int, stages: int) -> GPT:
+def stage_of(model: StagedGPT, stage: int, stages: int) -> StagedGPT:
     """Leave of the whole model what one stage has. What stays keeps its name."""
     share = len(model.blocks) // stages
     for number in list(model.blocks):
@@ -58,7 +58,7 @@ def main() -> None:
     run = outlast.join()
     mesh = run.mesh(pipeline=args.stages)
     torch.manual_seed(args.seed)
-    model = stage_of(GPT(), mesh.get_local_rank("pipeline"), args.stages)
+    model = stage_of(StagedGPT(), mesh.get_local_rank("pipeline"), args.stages)
     stage = PipelineStage(
         model, mesh.get_local_rank("pipeline"), args.stages, torch.device("cpu"), group=mesh.get_group("pipeline")
     )

@@ -34,7 +34,7 @@ from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.state import State
 from outlast.runtime.training.witness import Witness
 from outlast.runtime.transport.rank_words import SavesSay
-from outlast.tensors import BLOCK, is_shard
+from outlast.tensors import BLOCK, Grid, is_shard
 
 __all__ = ["assemble", "judge"]
 
@@ -77,8 +77,7 @@ def assemble(
     policy = Guards.of(wanted.guards if env.config.guards == "script" else env.config.guards)
     device = parts.params[0].device
     check_protected(env.width, env.at_a_time, microbatches, samples.shortest(), checks=checks, device=device.type)
-    if parts.stages is not None:
-        _check_staged(parts, samples, facts, policy)
+    grid = _grid_of_stages(parts, samples, facts, policy)
     shards = ShardSums(env.place // env.together, env.at_a_time)
     if sharded(list(zip(parts.names, parts.params, strict=True)), shards.width, env.tensor_parallel):
         shards.attach(parts.model)
@@ -87,11 +86,9 @@ def assemble(
     samples.never_empty = env.width > 1
     _check_audit(samples, wanted.audit.share)
     bucket_bytes = int(bucket_mb * (1 << 20))
-    grid = parts.stages.grid(BLOCK) if parts.stages is not None else None
     layout, rows = arrange(env.config, parts, samples, bucket_bytes, shards, sums_device(env), grid, **robust)
     parts.scaling.check(rows is not None)
-    if parts.stages is not None:
-        check_mean(rows is None)
+    check_mean(rows is None or parts.stages is None)
     admit_device(env.config.device_test or env.probation, device, env.me)
     shared = env.exchange == "shm" or (env.exchange == "hosts" and in_two_levels(env, rows, facts))
     shared = shared and layout.device.type == "cpu"
@@ -112,13 +109,17 @@ def assemble(
     return _leading(env, engine, facts, guarding, keep)
 
 
-def _check_staged(parts: State, samples: Samples, facts: Mapping[str, str], policy: Guards | None) -> None:
-    """ConfigError for what a pipeline cannot have yet."""
+def _grid_of_stages(parts: State, samples: Samples, facts: Mapping[str, str], policy: Guards | None) -> Grid | None:
+    """Where the blocks of a pipeline's stage are; None without one. ConfigError for what a pipeline cannot have yet."""
+    if parts.stages is None:
+        return None
     check_staged(
         samples.shortest(), samples.batch // samples.num_leaves,
         scaler=parts.scaling.active, audits=facts["audit"] != "0" or bool(facts["audit_params"]),
         certified=policy is not None and policy.certify_every > 0,
     )  # fmt: skip
+    samples.whole = True
+    return parts.stages.grid(BLOCK)
 
 
 def sums_device(env: Environment) -> torch.device | None:

@@ -37,8 +37,9 @@ from outlast.runtime.settings.protect_records import Aggregation, Audit, Data, R
 from outlast.runtime.settings.save_settings import Checkpoint, beginning_of, settings_of
 from outlast.runtime.training.arguments import check_arguments, check_once, check_shares, listed
 from outlast.runtime.training.own_generators import with_generators
+from outlast.runtime.training.pipelined import stage_of
 from outlast.runtime.training.run_facts import facts_of, prepare_process
-from outlast.runtime.training.stages import meet_stages, stage_of
+from outlast.runtime.training.stages import meet_stages
 from outlast.runtime.training.state import State
 from outlast.runtime.training.streams import samples_of
 from outlast.runtime.transport.progress_block import Progress

@@ -18,9 +18,10 @@ from torch import Tensor
 from outlast.core.position import position_seed
 from outlast.errors import MembershipError, StepMisuse
 from outlast.runtime.training.random_state import seed_everything
-from outlast.runtime.training.state import State
+from outlast.runtime.training.stages import StageParts, StageTensor
+from outlast.runtime.training.state import State, encoded_tree
 
-__all__ = ["ScheduleCall", "check_schedule", "no_schedule"]
+__all__ = ["ScheduleCall", "check_schedule", "no_schedule", "stage_of"]
 
 
 class ScheduleCall:
@@ -105,6 +106,26 @@ def check_schedule(state: State, schedule: Any, ranks: int) -> None:
             did="nothing of this step was applied",
             remedy=f'mesh = run.mesh(pipeline={ranks}), and PipelineStage(…, group=mesh.get_group("pipeline"))',
         )
+
+
+def stage_of(state: State, names: dict[str, Any]) -> StageParts:
+    """What this rank has. `names`: as of `StageParts`."""
+    tree = state.tree()
+    trains = {
+        state.name_of(p): (number, g)
+        for number, optimizer in enumerate(state.optimizers)
+        for g, group in enumerate(optimizer.param_groups)
+        for p in group["params"]
+        if p.requires_grad
+    }
+    held = tuple(
+        StageTensor(name, tuple(t.shape), str(t.dtype).removeprefix("torch."), name in state.buffers, trains.get(name))
+        for name, t in tree["model"].items()
+    )
+    groups = tuple(len(optimizer.param_groups) for optimizer in state.optimizers)
+    _, registered = encoded_tree(tree["extra"])
+    shapes = ", ".join(f"{name} {t.dtype}{list(t.shape)}" for name, t in registered.items())
+    return StageParts(held, tuple(state.names), groups, shapes, names)
 
 
 def no_schedule() -> StepMisuse:

@@ -17,13 +17,16 @@ from torch import Tensor
 
 from outlast.checkpoint.state_tensors import OnRank, dtype_named
 from outlast.errors import ConfigError
-from outlast.runtime.training.state import Key, State, encoded_tree
 from outlast.tensors import Grid, grid_of
 
-__all__ = ["Held", "Stage", "Stages", "meet_stages", "stage_of"]
+__all__ = ["Key", "StageParts", "StageTensor", "Stages", "meet_stages"]
+
+Key = tuple[int, str, str]
+"""Where a tensor stands in a fingerprint of the state: 0 for the model or 1 + the optimizer's number, the parameter,
+and the optimizer's key."""
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class StageTensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor of one stage. `trains`: (optimizer, group), of a parameter that an optimizer trains."""
 
     name: str
@@ -33,11 +36,11 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     trains: tuple[int, int] | None
 
 
-class Stage(msgspec.Struct, frozen=True):
+class StageParts(msgspec.Struct, frozen=True):
     """What one rank has. `trained`: names of the parameters that optimizers train, in their order; `groups`: of each
     optimizer, how many; `names`: what an export must know besides (`outlast.runtime.saving.restore`)."""
 
-    held: tuple[Held, ...]
+    held: tuple[StageTensor, ...]
     trained: tuple[str, ...]
     groups: tuple[int, ...]
     registered: str
@@ -47,10 +50,10 @@ class Stage(msgspec.Struct, frozen=True):
 class Stages:
     """The stages of one replica, as rank `place` knows them. Raises ConfigError for stages that make no model."""
 
-    def __init__(self, place: int, stages: Sequence[Stage]) -> None:
+    def __init__(self, place: int, stages: Sequence[StageParts]) -> None:
         self.place, self._stages = place, tuple(stages)
         self._rank: dict[str, int] = {}
-        self._rows: dict[str, Held] = {}
+        self._rows: dict[str, StageTensor] = {}
         for rank, stage in enumerate(stages):
             self._check(rank, stage)
             for row in stage.held:
@@ -62,7 +65,7 @@ class Stages:
         self.last = len(stages) - 1
         self.elsewhere = frozenset(self._rows.keys() - mine)
 
-    def _check(self, rank: int, stage: Stage) -> None:
+    def _check(self, rank: int, stage: StageParts) -> None:
         for row in stage.held:
             other = self._rows.get(row.name)
             if other is not None and not (row.buffer and other == row):
@@ -143,7 +146,7 @@ class Stages:
         names = (row.name for row in self._stages[self.place].held if row.trains == trains and row.name in state)
         return next(names, "")
 
-    def _kept(self, row: Held, key: str, value: Any, like: str, mine: Mapping[str, Any]) -> Any:
+    def _kept(self, row: StageTensor, key: str, value: Any, like: str, mine: Mapping[str, Any]) -> Any:
         if not isinstance(value, Tensor):
             return value
         if value.ndim and tuple(value.shape) != self._rows[like].shape:
@@ -168,30 +171,10 @@ class Stages:
             yield key, _broadcast(value, dtype, shape, rank)
 
 
-def stage_of(state: State, names: dict[str, Any]) -> Stage:
-    """What this rank has. `names`: as of `Stage`."""
-    tree = state.tree()
-    trains = {
-        state.name_of(p): (number, g)
-        for number, optimizer in enumerate(state.optimizers)
-        for g, group in enumerate(optimizer.param_groups)
-        for p in group["params"]
-        if p.requires_grad
-    }
-    held = tuple(
-        Held(name, tuple(t.shape), str(t.dtype).removeprefix("torch."), name in state.buffers, trains.get(name))
-        for name, t in tree["model"].items()
-    )
-    groups = tuple(len(optimizer.param_groups) for optimizer in state.optimizers)
-    _, registered = encoded_tree(tree["extra"])
-    shapes = ", ".join(f"{name} {t.dtype}{list(t.shape)}" for name, t in registered.items())
-    return Stage(held, tuple(state.names), groups, shapes, names)
-
-
-def meet_stages(place: int, width: int, mine: Stage) -> Stages:
+def meet_stages(place: int, width: int, mine: StageParts) -> Stages:
     """What all ranks have. Every rank must call it. Raises ConfigError on all of them for stages that do not fit."""
     told = _gathered(msgspec.msgpack.encode(mine), width)
-    return Stages(place, [msgspec.msgpack.decode(data, type=Stage) for data in told])
+    return Stages(place, [msgspec.msgpack.decode(data, type=StageParts) for data in told])
 
 
 def _gathered(data: bytes, width: int) -> list[bytes]:

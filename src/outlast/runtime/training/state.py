@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from outlast.errors import ConfigError
 from outlast.runtime.training._scaling import Scaling
 from outlast.runtime.training.began_with import BEGAN, BeganWith
+from outlast.runtime.training.stages import Key, Stages
 from outlast.tensors import (
     combine,
     fingerprint,
@@ -31,15 +32,7 @@ from outlast.tensors import (
     whole,
 )
 
-if TYPE_CHECKING:
-    from outlast.runtime.training.stages import Stages
-
-__all__ = ["Key", "State", "decoded_tree", "digest_of", "empty_like_encoded", "encoded_tree"]
-
-
-Key = tuple[int, str, str]
-"""Where a tensor stands in a fingerprint of the state: 0 for the model or 1 + the optimizer's number, the parameter,
-and the optimizer's key."""
+__all__ = ["State", "decoded_tree", "digest_of", "empty_like_encoded", "encoded_tree"]
 
 
 class State:
