@@ -301,20 +301,24 @@ def test_the_number_of_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shard", "tp", "says"),
+    ("shard", "tp", "pipeline", "says"),
     [
-        (2, None, r"run.mesh\(shard=2\) in a replica of 4 ranks"),
-        (4, 2, r"run.mesh\(shard=4, tp=2\).*outlast run --ranks 8"),
-        (None, 3, r"run.mesh\(tp=3\)"),
-        (None, 0, r"run.mesh\(tp=0\)"),
+        (2, None, None, r"run.mesh\(shard=2\) in a replica of 4 ranks"),
+        (4, 2, None, r"run.mesh\(shard=4, tp=2\).*outlast run --ranks 8"),
+        (None, 3, None, r"run.mesh\(tp=3\)"),
+        (None, 0, None, r"run.mesh\(tp=0\)"),
+        (None, None, 8, r"run.mesh\(pipeline=8\) in a replica of 4 ranks.*outlast run --ranks 8"),
+        (None, None, 0, r"run.mesh\(pipeline=0\)"),
+        (2, None, 2, r"run.mesh\(shard=2, pipeline=2\): a pipeline whose stages are spread.*pipeline=4"),
+        (None, None, 2, r"run.mesh\(pipeline=2\): a pipeline whose stages are spread"),
     ],
 )
-def test_a_mesh_of_other_ranks_is_refused(shard: int | None, tp: int | None, says: str) -> None:
-    env = cast(Any, SimpleNamespace(width=4, tensor_parallel=1))
+def test_a_mesh_of_other_ranks_is_refused(shard: int | None, tp: int | None, pipeline: int | None, says: str) -> None:
+    env = cast(Any, SimpleNamespace(width=4, tensor_parallel=1, stages=1))
     with pytest.raises(ConfigError) as caught:
-        mesh_of(env, shard, tp)
+        mesh_of(env, shard, tp, pipeline)
     assert re.search(says, str(caught.value), re.DOTALL)
-    assert env.tensor_parallel == 1
+    assert (env.tensor_parallel, env.stages) == (1, 1)
 
 
 def test_what_looks_at_whole_tensors_is_refused_with_shards_on_one_rank_too() -> None:
@@ -661,6 +665,7 @@ def test_what_stands_in_for_left_out_samples_leaves_nothing(
     found = object.__new__(Microbatches)
     found.samples = Samples(list(range(32)), global_batch_size=4, microbatches=4, seed=1, shuffle=False)
     found.samples.leave_out(left_out)
+    found.state = cast(Any, SimpleNamespace(stages=None))
     found.shards, found.robust, found.witness, found.step_checks = ShardSums(0, 2), None, None, StepChecks()
     found.sums = cast(Any, SimpleNamespace(begin=lambda *_: None, end=lambda: None, used=bytearray(1)))
     found.losses, found.metrics, found.stop_wanted = {}, Metrics(), ""

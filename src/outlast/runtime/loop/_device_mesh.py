@@ -23,7 +23,7 @@ def mesh_of(env: Environment, shard: int | None, tp: int | None, pipeline: int |
     tensor_parallel = env.tensor_parallel if tp is None else tp
     stages = env.stages if pipeline is None else pipeline
     together = tensor_parallel * stages
-    wanted = (shard if shard is not None else width // max(1, together)) * together
+    wanted = (shard if shard is not None else max(1, width // max(1, together))) * together
     given = (("shard", shard), ("tp", tp), ("pipeline", pipeline))
     asked = ", ".join(f"{key}={n}" for key, n in given if n is not None)
     if wanted != width or tensor_parallel < 1 or stages < 1:

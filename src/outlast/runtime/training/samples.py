@@ -105,6 +105,7 @@ class Samples:
         self._left_out: frozenset[int] = frozenset()
         self._sizes: tuple[int, list[int]] = (-1, [])  # of the step that was asked for last
         self.never_empty = False  # where all samples of a microbatch are left out, as many others take their place
+        self.whole = False  # all microbatches are of one size: another sample takes the place of each that is left out
         self.doubted = False  # fetch what the first step takes twice, and compare
         self._first = -1
         self._replaced = 0
@@ -146,7 +147,7 @@ class Samples:
         """Samples in each microbatch of the step; the last batch of an epoch may be short."""
         if self._sizes[0] != step:
             sizes = self._cut(step)
-            if self._left_out:
+            if self._left_out and not self.whole:
                 sizes = [len(self._kept(step, leaf, sizes)) for leaf in range(self.num_leaves)]
             self._sizes = step, sizes
         return self._sizes[1]
@@ -174,6 +175,7 @@ class Samples:
         found = self._kept(step, leaf, self._cut(step))
         if not found and self.never_empty:
             return [self._stand_in(step, leaf, place, bad) for place in range(self.batch // self.num_leaves)]
+        bad = {*bad, *self._left_out} if self.whole else bad
         if not bad or not any(index in bad for index in found):
             return found
         return [i if i not in bad else self._stand_in(step, leaf, place, bad) for place, i in enumerate(found)]
@@ -201,10 +203,11 @@ class Samples:
     def _kept(self, step: int, leaf: int, sizes: list[int]) -> list[int]:
         epoch, place = divmod(step, self.steps_per_epoch)
         found = self._at(epoch, place * self.batch + sum(sizes[:leaf]), sizes[leaf])
-        return [index for index in found if index not in self._left_out] if self._left_out else found
+        return [i for i in found if i not in self._left_out] if self._left_out and not self.whole else found
 
     def leave_out(self, samples: Iterable[int]) -> None:
-        """From the next step on these samples are in no microbatch; the others stay where they are."""
+        """From the next step on these samples are in no microbatch; the others stay where they are. With `whole` the
+        places of these are taken by others."""
         left_out = frozenset(samples)
         if left_out != self._left_out:
             self._left_out, self._sizes = left_out, (-1, [])

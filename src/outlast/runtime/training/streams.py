@@ -154,7 +154,7 @@ class StreamSamples(Samples):
         self.known_length = False
         self._collate, self.bad, self.tell = collate_fn or default_collate, BadSamples(), lambda news: None
         self._stream = _Reader(source, seed, microbatches if self.batches else global_batch_size, drop_last)
-        self._left_out = frozenset()
+        self._left_out, self.whole = frozenset(), False
         self._checked = False
         self._place = {"pass": 0, "began": 0, "step": 0}
 
@@ -225,7 +225,8 @@ class StreamSamples(Samples):
         return self.indices(step, leaf)
 
     def leave_out(self, samples: Iterable[int]) -> None:
-        self._left_out = frozenset(samples)
+        """In a pass that is read again; with `whole` nothing is, and guards judge the step again."""
+        self._left_out = frozenset(() if self.whole else samples)
 
     def expect(self, share: Callable[[int], list[int]], from_step: int) -> None:
         """All of it is read, whoever computes what."""
