@@ -51,11 +51,7 @@ NAMED = {
     "clipped_by_hand": "[STEP] clip_grad_norm_ used .grad of a protected parameter",
     "scheduler_twice": "[STEP] the loop called step() of its StepLR",
     "average_unregistered": "[LOOP] the loop updates an AveragedModel that is not registered",
-    "average_by_hand": "[LOOP] the loop keeps an average of ",
     "average_by_hand_late": "[LOOP] the loop keeps an average of ",
-    "average_made_anew": "[LOOP] the loop keeps an average of ",
-    "average_of_a_copy": "[LOOP] the loop keeps an average of ",
-    "average_late": "[LOOP] the loop updates an AveragedModel that is not registered",
     "scaled": "[STEP] the loss was multiplied by a GradScaler",
     "reentrant": "activation checkpointing: use_reentrant=False",
     "twice": "[STEP] step.backward was given a tuple, no tensor",
@@ -69,10 +65,7 @@ REFUSED = "reentrant", "twice", "closure", "lazy", "loader"
 CODES = dict.fromkeys(("closure", "lazy", "loader"), 2)
 """What cannot be protected is an error of the arguments."""
 
-ALIKE = (
-    "group_at_a_time_unseen", "scheduler_twice", "scaled", "average_by_hand", "average_made_anew", "average_of_a_copy",
-    "average_late",
-)  # fmt: skip
+ALIKE = "group_at_a_time_unseen", "scheduler_twice", "scaled"
 """Ends of a fleet that another habit shows already."""
 
 

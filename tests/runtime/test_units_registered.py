@@ -104,3 +104,18 @@ def test_settings_are_read_as_they_are_now() -> None:
     told.append(loop.read())
     assert told[8] == told[7]
     assert len(set(told)) == len(told) - 1
+
+
+def test_a_frozen_part_of_the_model_that_the_loop_writes_is_handed_on() -> None:
+    """A teacher, which follows the weights: it is no parameter that trains, and a joiner's replay does not write it."""
+    model = torch.nn.ModuleDict({"student": torch.nn.Linear(2, 1), "teacher": torch.nn.Linear(2, 1)})
+    model["teacher"].requires_grad_(False)
+    loop = LoopState(State(model, [torch.optim.SGD(model["student"].parameters(), lr=0.1)], [], {}))
+    with torch.no_grad():
+        model["teacher"].weight.fill_(3.0)
+    assert set(loop.written()) == {"teacher.weight"}
+    copied = loop.keep(0)
+    with torch.no_grad():
+        model["teacher"].weight.zero_()
+    loop.load(copied, whole=False)
+    assert model["teacher"].weight.tolist() == [[3.0, 3.0]]

@@ -29,6 +29,14 @@ MOVED_OFTENER = "images", "images_converted"
 NEAR = "gpt", "gpt_in_bfloat16"
 """Clipped by a norm that a fleet adds up block by block, so it may have another last bit."""
 
+AVERAGES = {
+    "average_by_hand": "the loop keeps an average of ",
+    "average_by_hand_late": "the loop keeps an average of ",
+    "average_made_anew": "the loop keeps an average of ",
+    "average_of_a_copy": "the loop keeps an average of ",
+    "average_late": "the loop updates an AveragedModel that is not registered",
+}
+
 
 @pytest.fixture(autouse=True)
 def _here(training_here: None) -> Iterator[None]:
@@ -58,3 +66,11 @@ def test_the_plain_loop_does_and_says_what_a_fleet_of_one_does(
     off = trained(habit, tmp_path / "off"), capsys.readouterr().err
     assert off == alone
     assert bool(alone[0][0]) is not bool(alone[0][1])
+
+
+@pytest.mark.parametrize("habit", AVERAGES)
+def test_an_average_is_named_in_the_first_steps(habit: str, tmp_path: Path) -> None:
+    """Of an update or two, by whoever is alone, before any fault."""
+    found, said = trained(habit, tmp_path / "out")
+    assert found == {}
+    assert AVERAGES[habit] in said

@@ -46,18 +46,17 @@ SAME_BITS = {
 NAMED = {
     "parameters that begin to train": "thawed group_added",
     "a counting optimizer, writes to .data": "counting_optimizer data_written",
-    "averages that nobody was told of": "average_unregistered average_late average_by_hand average_by_hand_late "
-        "average_made_anew average_of_a_copy",
+    "averages that nobody was told of": "average_unregistered average_by_hand_late",
     "a dataset with a generator of its own": "drawing_dataset drawing_workers",
     "clipping by hand, a scheduler stepped twice, a GradScaler by hand": "clipped_by_hand scheduler_twice scaled",
     "reentrant checkpointing, a tuple as a loss": "reentrant twice",
     "LBFGS, lazy layers, a DataLoader": "closure lazy loader",
-}  # fmt: skip
+}
 ELSEWHERE = {
     "Accelerator.prepare, Fabric": "test_prepared.py::test_it_outlasts_a_death",
     "Hugging Face's Trainer": "test_trainers.py::test_a_llama_of_the_trainer_outlasts_its_replicas",
     "Lightning's Trainer": "test_lightning.py::test_a_lightning_module_outlasts_its_replicas",
-    "a GradScaler given to protect; Inductor (two)": "test_precision.py::test_fewer_bits_outlast_a_death",
+    "a GradScaler given to protect; Inductor (two replicas)": "test_precision.py::test_fewer_bits_outlast_a_death",
     "torchrun": "test_torchrun.py::test_workers_of_one_host_are_as_many_replicas",
     "other launchers": "test_launching.py::test_processes_that_another_launcher_started_do_not_each_train_everything",
     "a script that changes its directory (one)":
@@ -68,6 +67,8 @@ ELSEWHERE = {
     "resume on other counts": "test_checkpoints.py::test_killed_whole_and_resumed_at_another_replica_count",
     "Ctrl-C": "test_checkpoints.py::test_asked_to_stop_it_saves_first",
     "another run's checkpoints": "test_checkpoints.py::test_where_another_run_saves_nothing_is_trained",
+    "other averages that nobody was told of":
+        "habits/test_alone_and_off.py::test_an_average_is_named_in_the_first_steps",
     "what is no loss, step() and .grad in the loop":
         "habits/test_in_the_loop.py::test_whoever_uses_a_gradient_is_told_what_to_write",
 }  # fmt: skip

@@ -98,6 +98,7 @@ class PlainChecks:
         hooks = [
             param.register_post_accumulate_grad_hook(lambda held: seen.append(id(held)))  # type: ignore[no-untyped-call]
             for param in self._state.params
+            if param.requires_grad
         ]
         yield
         for hook in hooks:
