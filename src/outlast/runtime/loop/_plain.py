@@ -10,7 +10,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -304,8 +304,18 @@ class PlainStep:
 
     def backward(self, loss: Tensor) -> None:
         """Backward of this microbatch's mean loss, weighted by its share of the batch."""
+        self._training.watch.loss(loss)
+        self._into_the_step(loss)
+
+    def pipeline(self, schedule: Any, *inputs: Any, target: Any = None, **keywords: Any) -> None:
+        """Does what `Step.pipeline` does, with one stage."""
+        state = self._training.state
+        check_schedule(state, schedule, 1)
+        call: Any = ScheduleCall(state, contextlib.nullcontext, schedule, inputs, keywords, target)
+        self._into_the_step(call)
+
+    def _into_the_step(self, loss: Tensor) -> None:
         t = self._training
-        t.watch.loss(loss)
         if t.checks.active:
             t.checks.backward(loss)
             t.watch.after_backward()
@@ -315,29 +325,16 @@ class PlainStep:
         self._backwards = 1
         for param in t.state.params:
             param.grad = None
-        with t.checks.parts():
-            t.state.scaling.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        if isinstance(loss, Tensor):
+            with t.checks.parts():
+                t.state.scaling.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        else:  # whose gradients come in parts
+            loss.backward()
         t.grads = [
             _added(total, _dense(p.grad), self._weight) for total, p in zip(t.grads, t.state.params, strict=True)
         ]  # the loss itself is not weighted: hooks of the script see each microbatch's own gradient, as in a fleet
         t.watch.after_backward()
         self._losses[self._leaf] = float(loss.detach()), float(self._size)
-
-    def pipeline(self, schedule: Any, *inputs: Any, target: Any = None, **keywords: Any) -> None:
-        """Does what `Step.pipeline` does, with one stage."""
-        t = self._training
-        if self._backwards:
-            raise second_backward()
-        check_schedule(t.state, schedule, 1)
-        self._backwards = 1
-        for param in t.state.params:  # the schedule divides all that it finds
-            param.grad = None
-        call = ScheduleCall(t.state, contextlib.nullcontext, schedule, inputs, keywords, target)
-        call.backward()
-        new = [cast(Tensor, p.grad) * self._weight for p in t.state.params]
-        t.grads = [grad if was is None else was + grad for was, grad in zip(t.grads, new, strict=True)]
-        t.watch.after_backward()
-        self._losses.append((float(call.detach()), self._weight))
 
     @property
     def epoch(self) -> int:
