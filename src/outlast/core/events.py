@@ -118,8 +118,7 @@ class Recovery(Event, frozen=True, kw_only=True, tag="recovery"):
     """One fault that the run survived: what, who noticed, how fast, what was lost. Shown the same everywhere.
 
     `detect_s`: the victim's last sign of life to the first notice. `downtime_s`: how long no step was committed, from
-    the last commit before the fault to the first one after it; 0 where training went on.
-    """
+    the last commit before the fault to the first one after it; 0 where training went on."""
 
     cause: str
     replica: str
@@ -178,8 +177,7 @@ class VerdictReached(Event, frozen=True, kw_only=True, tag="verdict"):
 
     `evidence`: what was seen; `confidence`: of the culprit. Who and what is to blame, as far as it is known: `replica`
     on `host` and `device`; `module`, `parameter`, `operation` and `where` (file:line) in the model; `microbatch` (-1
-    if unknown) and `samples` in the data. `to_step`: what a rewind goes back to. `remedy`: what helps.
-    """
+    if unknown) and `samples` in the data. `to_step`: what a rewind goes back to. `remedy`: what helps."""
 
     step: int
     action: Literal[
@@ -220,10 +218,8 @@ class ProgressMade(Event, frozen=True, kw_only=True, tag="progress"):
     Accounts: steps `first` up to, not including, `committed` were committed, the newest at `committed_at_s`; what
     passed since the last commit that was counted before them, or since the first view had formed, by use in
     `seconds` (`outlast.core.protocol.StepTime`). Steps counted before and counted again here were done twice.
-    `committed` is -1 where none is news.
-
-    `stalls`: steps that took far too long, of which members may yet say who was not waiting for others. Each is an
-    entry of its own a few seconds later, written by the next coordinator if this one dies before."""
+    `committed` is -1 where none is news. `stalls`: steps that took far too long, each an entry of its own a few seconds
+    later, once members have said who waited for whom; the next coordinator writes it if this one dies before."""
 
     view: list[int]
     stable: int
