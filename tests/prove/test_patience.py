@@ -16,7 +16,7 @@ from outlast.core import events as ev
 from outlast.errors import ProveError
 from outlast.prove import demo_hosts
 from outlast.prove._drive import Driven
-from outlast.prove._patience import Wait
+from outlast.prove._patience import RunWait
 from outlast.prove._process_tree import Running
 from outlast.prove.host_namespaces import HostNetwork
 
@@ -122,7 +122,7 @@ def test_what_is_written_to_the_journal_counts_as_work_but_not_for_ever() -> Non
     with pytest.raises(ProveError, match=r"replica_started, 1[01] s old"):
         often.finish(HANG_S, nothing)
     assert 45.0 < often.now_s < 46.0
-    crashing = Wait(HANG_S, 0.0, -1, [ONE], read=lambda running: (0.0, 0.0))
+    crashing = RunWait(HANG_S, 0.0, -1, [ONE], read=lambda running: (0.0, 0.0))
     given_up = next(now_s for now_s in range(1000) if crashing.look(float(now_s), [told], [ONE]))
     assert given_up == 4 * HANG_S + 1
 

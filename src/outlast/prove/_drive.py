@@ -20,7 +20,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.errors import EnvironmentFault, ProveError
 from outlast.journal import Journal, holds_run
-from outlast.prove._patience import Reading, Wait, read_processor
+from outlast.prove._patience import Reading, RunWait, read_processor
 from outlast.prove._process_tree import Running, launcher_of, processes
 from outlast.runtime.settings.fault_points import Fault
 
@@ -115,7 +115,7 @@ class Driven:
         self, what: str, test: Callable[[], bool], hang_s: float, watch: Callable[[], None], renewed: bool = True
     ) -> None:
         """Follow until `test()`. ProveError if the run ends first, or shows nothing for `hang_s`, and longer on a busy
-        machine (`_patience.py`). `renewed`: as `Wait` has it."""
+        machine (`_patience.py`). `renewed`: as `RunWait` has it."""
         wait = self._begin_wait(hang_s, renewed)
         while not test():
             ended = self.wait(_POLL_S)
@@ -139,10 +139,10 @@ class Driven:
         self.poll()
         return int(self.process.returncode)
 
-    def _begin_wait(self, hang_s: float, renewed: bool) -> Wait:
-        return Wait(hang_s, self.clock(), self.step, self.alive(), renewed=renewed, read=self.read)
+    def _begin_wait(self, hang_s: float, renewed: bool) -> RunWait:
+        return RunWait(hang_s, self.clock(), self.step, self.alive(), renewed=renewed, read=self.read)
 
-    def _look(self, wait: Wait) -> str:
+    def _look(self, wait: RunWait) -> str:
         told = self.poll()
         return wait.look(self.clock(), told, self.alive())
 

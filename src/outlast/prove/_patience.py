@@ -13,7 +13,7 @@ from typing import TypeAlias
 from outlast.core import events as ev
 from outlast.prove._process_tree import Running, processor_s, queued_s, state_of
 
-__all__ = ["HANG_S", "Patience", "Reading", "Wait", "read_processor"]
+__all__ = ["HANG_S", "Patience", "Reading", "RunWait", "read_processor"]
 
 HANG_S = 40.0
 """For a run with the settings that it has by itself: longer than a view may take to form, the longest that such a run
@@ -89,7 +89,7 @@ class Patience:
         return now_s - self._starved_s <= _LOOK_S
 
 
-class Wait:
+class RunWait:
     """A wait for something of a run, from `now_s` on, when `step` was its newest. `renewed`: each new step begins it
     anew; else steps are work as any other, for what a run that makes steps without end may never do."""
 
