@@ -87,6 +87,7 @@ def test_who_joins_and_who_goes_on_have_it_too(fleet: Callable[..., Any], tmp_pa
     assert later["r0.1-1"]["losses"].items() <= whole["losses"].items()
 
 
+@pytest.mark.soak
 def test_a_checkpoint_knows_no_number_of_stages(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """Two stages save, four go on, and then a process that has the whole model."""
     keep = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 100}
@@ -99,6 +100,7 @@ def test_a_checkpoint_knows_no_number_of_stages(fleet: Callable[..., Any], tmp_p
     assert found["fingerprint"] == want["r0.1-0"]["fingerprint"]
 
 
+@pytest.mark.soak
 def test_what_is_no_number_is_skipped_by_all_stages(fleet: Callable[..., Any]) -> None:
     """The first stage has the sample, the last one the loss. Another sample takes its place from then on, for torch's
     stages take batches of one size."""
@@ -112,6 +114,7 @@ def test_what_is_no_number_is_skipped_by_all_stages(fleet: Callable[..., Any]) -
     assert told["skip_batch"].samples == [21], told
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
