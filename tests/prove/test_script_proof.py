@@ -147,22 +147,22 @@ def test_weights_that_nobody_seeds_are_named(tmp_path: Path, monkeypatch: pytest
 
 def test_state_that_nobody_registered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one who joined has it: it was not there for the first updates."""
-    whole = witness(tmp_path / "a", monkeypatch, "nanogpt", "--plant", "ema")
-    from torch.optim import swa_utils
+    whole = witness(tmp_path / "a", monkeypatch, "nanogpt", "--plant", "peaks")
+    import torch
 
-    add, calls = swa_utils.get_ema_multi_avg_fn(0.9), []
+    grow, calls = torch._foreach_maximum_, []
 
     def late(*args: object) -> None:
         calls.append(args)
         if len(calls) > 6:
-            add(*args)
+            grow(*args)
 
-    monkeypatch.setattr(swa_utils, "get_ema_multi_avg_fn", lambda decay: late)
-    joined = witness(tmp_path / "b", monkeypatch, "nanogpt", "--plant", "ema")
+    monkeypatch.setattr(torch, "_foreach_maximum_", late)
+    joined = witness(tmp_path / "b", monkeypatch, "nanogpt", "--plant", "peaks")
     assert script_findings(whole, joined, struck=True) == []
     (found,), _ = carried_over(whole, whole, joined)
     assert found.check == "unregistered state"
-    assert "protect(state={'ema': ema})" in found.detail
+    assert "protect(state={'kept': kept})" in found.detail
 
 
 # --- what is concluded -----------------------------------------------------------------------------------------------
@@ -260,12 +260,12 @@ def test_a_run_that_is_struck_from_inside_names_what_its_loop_forgets(capsys: py
     has seen all steps."""
     script = [str(SCRIPTS / "nanogpt.py"), "--max-iters", "16"]
     options = ["--replicas", "1", "--spares", "0", "--runs", "1", "--schedule", "phase:backward:SIGKILL:r0.1:9"]
-    assert main(["prove", "run", *options, "--json", *script, "--plant", "ema"]) == 8
+    assert main(["prove", "run", *options, "--json", *script, "--plant", "peaks"]) == 8
     report = json.loads(capsys.readouterr().out)
     assert report["verdict"] == "failed"
     (failure,) = report["failures"]
     assert [finding["check"] for finding in failure["findings"]] == ["unregistered state"]
-    assert "protect(state={'ema': ema})" in failure["findings"][0]["detail"]
+    assert "protect(state={'kept': kept})" in failure["findings"][0]["detail"]
     assert failure["command"].startswith("outlast prove run --schedule phase:backward:SIGKILL:r0.1:9")
 
 

@@ -1,7 +1,7 @@
 """A character-level GPT, trained in nanoGPT's manner: one file, its own schedule, an average of the weights.
 
-`--plant ema`: the average is kept in the loop, by hand, and told to nobody, so a replica that joins begins a new one.
-One of torch's own is named in the first steps.
+`--plant peaks`: in its place the largest that each weight has been is kept in the loop, by hand, and told to nobody, so
+a replica that joins begins anew. An average that is told to nobody is named in the first steps.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Text(torch.utils.data.Dataset):
         return self.ids[i : i + BLOCK], self.ids[i + 1 : i + 1 + BLOCK]
 
 
-class Average:
-    """Of a model's parameters, as people write it themselves."""
+class Peaks:
+    """The largest that each of a model's parameters has been."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.params, self.add = [p.detach().clone() for p in model.parameters()], swa_utils.get_ema_multi_avg_fn(0.9)
+        self.params = [p.detach().clone() for p in model.parameters()]
 
     def update_parameters(self, model: nn.Module) -> None:
-        self.add(self.params, [p.detach() for p in model.parameters()], 0)
+        torch._foreach_maximum_(self.params, [p.detach() for p in model.parameters()])
 
     def state_dict(self) -> dict[str, list[Tensor]]:
         return {"params": self.params}
@@ -84,8 +84,8 @@ def main() -> None:
     data = Text()
     model = GPT(len(data.chars))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    ema = Average(model) if args.plant == "ema" else swa_utils.AveragedModel(model)
-    state = {} if args.plant == "ema" else {"ema": ema}
+    kept = Peaks(model) if args.plant == "peaks" else swa_utils.AveragedModel(model)
+    state = {} if args.plant == "peaks" else {"ema": kept}
     training = run.protect(
         model, optimizer, data, global_batch_size=16, microbatches=4, seed=1337, clip_norm=1.0, state=state
     )
@@ -95,7 +95,7 @@ def main() -> None:
             group["lr"] = 1e-3 * 0.5 * (1 + math.cos(math.pi * step.number / args.max_iters))
         for x, y in step:
             step.backward(model(x, y))
-        ema.update_parameters(model)
+        kept.update_parameters(model)
         best = min(best, step.loss)
 
 
