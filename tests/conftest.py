@@ -10,6 +10,7 @@ for them.
 from __future__ import annotations
 
 import compileall
+import gc
 import os
 import signal
 import sys
@@ -37,6 +38,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_START, inherited]))
     if sys.dont_write_bytecode and os.access(_SOURCE, os.W_OK):
         compileall.compile_dir(_SOURCE, quiet=1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def of_earlier_tests() -> None:
+    """What they have left is no longer among what lives: a loop's first steps look through all of that for averages of
+    its weights, and here it would be far more than any script has."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
