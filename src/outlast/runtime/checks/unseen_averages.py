@@ -54,7 +54,14 @@ class UnseenAverages:
         self._models: list[tuple[weakref.ref[AveragedModel], int]] = []  # and versions of what they count with
         self._by_hand = _ByHand(state)
         self._asked_before = 0
+        self._joined = False
         self._made: RemovableHandle | None = register_module_module_registration_hook(_Notices(weakref.ref(self)))
+
+    def joined(self) -> None:
+        """This replica came in by replaying: what it is fed holds registered averages as they were, step by step, which
+        look like those of a loop. It looks for none that is written by hand; who was there from the start did."""
+        self._joined = True
+        self._by_hand.forget()
 
     def applied(self) -> None:
         """A step was applied. Raises LoopUnrepeatable for an average that was updated since the last one, unless
@@ -64,7 +71,7 @@ class UnseenAverages:
         if self._made is None:
             return
         models = [found for where, version in self._models if (found := where()) and _version(found) != version]
-        watched = bool(models) or self._by_hand.stirred()
+        watched = bool(models) or (not self._joined and self._by_hand.stirred())
         due = self._steps <= _FIRST or self._steps.bit_count() == 1
         self._looks = 2 if due or watched else max(0, self._looks - 1)
         if not (self._last() or self._first()):
@@ -75,7 +82,7 @@ class UnseenAverages:
         if not what and self._looks:
             averages, tensors = _alive()
             self._models = [(weakref.ref(held), _version(held)) for held in averages if not self._known(held)]
-            name = self._by_hand.look(tensors)
+            name = "" if self._joined else self._by_hand.look(tensors)
             what = f"keeps an average of {name}, written by hand," if name else ""
         if what:
             self._found(what, alone=self._first() and asked != self._asked_before)

@@ -299,6 +299,8 @@ class Engine(Microbatches):
         self.frozen.clear()
         self.state.load(plain, tensors)
         self.took()
+        if self.step_checks.averages is not None:
+            self.step_checks.averages.joined()
         if meta is not None:
             self.stop_after(meta.step + 1, meta.stop)
             self.meta = self.late = meta
