@@ -377,7 +377,9 @@ def test_a_host_that_waits_for_its_turn_keeps_a_summary_of_its_own_journal(
             seeker._keep_up()
             assert journal.flush()
         assert [entry.event for entry in journal.events()] == events[:65]
-        assert taken == events[:60]
+        assert taken in (events[:60], events[:65]), (
+            "each once; those told last may be on the disk already as they are read"
+        )
         taken.clear()
         assert_same(RecordSummary(journal, journal.claim(""), CONFIG).taken(), folded(events[:65]), 1.8e9)
         assert len(taken) < 20 + 65
