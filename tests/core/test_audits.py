@@ -29,7 +29,7 @@ from outlast.core.protocol import (
     truth_of,
 )
 from outlast.core.protocol import messages as m
-from outlast.core.protocol.disputes import claims_in, committed, disputed, findings_of, place, void
+from outlast.core.protocol.disputes import AuditFinding, claims_in, committed, disputed, findings_of, place, void
 from outlast.errors import ConfigError, ViewAbandoned
 
 
@@ -218,7 +218,7 @@ def step_of(members: tuple[str, ...], told: dict[str, dict[str, int]]) -> dict[s
 
 def test_a_clean_step_passes_and_says_nothing() -> None:
     every = step_of(NAMES, {})
-    assert all(not audits.reports(View(id=ViewId(1, 1), members=NAMES)) for audits in every.values())
+    assert all(not audits.reports() for audits in every.values())
     assert {audits.num_audited for audits in every.values()} == {6}
     assert {audits.certificate for audits in every.values()} == {Certificate(step=4, share=1.0, audited=0)}
 
@@ -320,6 +320,22 @@ def test_a_dispute_is_known_in_the_third_view_though_who_had_judged_it_is_gone()
     installed(members, 3)
     for member in members.values():
         assert {claim.member for claim in member.plan.claims} > {"b"}  # type: ignore[union-attr]
+
+
+def test_a_slow_member_tells_what_it_found_under_the_view_that_found_it() -> None:
+    """Who is told of the next view before it comes to tell says nothing new: found once more in another view, a single
+    wrong reduction would cost its replica."""
+    members = {name: Member(name, 6) for name in ("a", "b", "c")}
+    view = installed(members, 1)
+    finding = AuditFinding(step=0, leaf=-1, culprit="b", kind="transient", agreeing=3, asked=3, bucket=1)
+    for member in members.values():
+        member.audits.hold(view.id, [finding])
+    fast = members["a"].lost([], "audit", 1.0)
+    installed(members, 2)
+    slow = members["c"].lost([], "audit", 1.0)
+    told = [message for message in (*fast, *slow) if isinstance(message, m.Audited)]
+    assert [(message.member, message.view) for message in told] == [("a", view.id), ("c", view.id)]
+    assert members["c"].audits.reports() == [], "once"
 
 
 def test_a_certificate_needs_a_whole_round_of_fingerprints() -> None:

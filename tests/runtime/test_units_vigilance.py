@@ -57,7 +57,10 @@ def test_who_joins_has_the_same_share_and_the_same_memory() -> None:
 
 def test_findings_and_differing_states_are_incidents() -> None:
     audits = Audits("r0.1")
-    audits.hold([AuditFinding(step=2, leaf=-1, culprit="r1.1", kind="transient", agreeing=2, asked=3, bucket=0)] * 2)
+    audits.hold(
+        ViewId(1, 1),
+        [AuditFinding(step=2, leaf=-1, culprit="r1.1", kind="transient", agreeing=2, asked=3, bucket=0)] * 2,
+    )
     audits.noticed(2, "r1.1")
     audits.noticed(7, "r2.1")
     assert audits.incidents == [(2, "r1.1"), (7, "r2.1")]

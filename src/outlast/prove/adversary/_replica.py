@@ -280,7 +280,7 @@ class SimulatedReplica(SimulatedSeat):
 
     def _commit(self, view: View) -> None:
         self.apply((tuple(self.out), self.norm))
-        self.say(*self.member.audits.reports(view))
+        self.say(*self.member.audits.reports())
         due = self.member.commit()
         if self.saves is not None:
             self.saves.votes.decided(view.id, self.member.committed, self._saving)

@@ -18,7 +18,7 @@ from torch import Tensor
 from outlast.config import RunConfig
 from outlast.core.phases import Phase
 from outlast.core.policy import audit_share
-from outlast.core.protocol import Evidence, View
+from outlast.core.protocol import Evidence
 from outlast.errors import ConfigError
 from outlast.runtime.checks._audit_share import KEY, Vigilance
 from outlast.runtime.checks._extra_batches import apart, prepare
@@ -186,7 +186,7 @@ class Auditing(_Auditor):
         news = self._vigilance.news(audits.incidents)
         return msgspec.structs.replace(mine, incidents=news, step_s=self._step_s())
 
-    def report(self, view: View) -> None:
+    def report(self) -> None:
         """After the commit: the state's certificate; and to the coordinator what was settled, if anything was."""
         port, audits = self._port, self._port.member.audits
         meta = self._engine.meta
@@ -194,5 +194,5 @@ class Auditing(_Auditor):
             return
         finite = math.isfinite(meta.loss) and (meta.norm is None or math.isfinite(meta.norm))
         audits.passed(port.member.committed, finite=finite, num_parts=self._guards.agreement.num_parts)
-        if found := audits.reports(view):
+        if found := audits.reports():
             port.tell_coordinator(found)

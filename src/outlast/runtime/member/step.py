@@ -216,7 +216,7 @@ class StepCourse:
             headers, ruling = yield from go_through(replica, course, acts)
             self._apply(todo, headers, deciding.buffers, ruling)
             self._committed(todo, ruling)
-            self.audit.report(todo.view)
+            self.audit.report()
         except ViewAbandoned as reason:
             self.replica.abandon(reason)
 

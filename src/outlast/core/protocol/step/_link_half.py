@@ -194,7 +194,7 @@ class LinkHalf:
         """The view that `next` last named cannot go on (`suspects`: peers whose connection ended without a goodbye;
         `stale`: members whose state counts for nothing): leave it at once, unasked. Nothing to say if it is over
         already; a newer view is not touched."""
-        found = self.audits.reports(self.view) if self.view is not None else []
+        found = self.audits.reports()
         if self.view is None or self.view.id != self._at or self.over(self.view.id):
             return found
         self.left = self.view.id

@@ -35,7 +35,7 @@ from outlast.core.protocol.disputes import (
     void,
 )
 from outlast.core.protocol.tree import Node
-from outlast.core.protocol.types import Header, RollEntry, StepPlan, View
+from outlast.core.protocol.types import Header, RollEntry, StepPlan, View, ViewId
 from outlast.errors import ViewAbandoned
 
 __all__ = ["Audits"]
@@ -59,7 +59,7 @@ class Audits:
         self._tries: dict[int, int] = {}
         self._known: set[Claim] = set()  # claims on disputed microbatches of this step
         self._unlike: set[str] = set()  # whose sums of this step were found changed
-        self._pending: list[AuditFinding] = []
+        self._pending: dict[ViewId, list[AuditFinding]] = {}  # by the view that found it, not by the one it is told in
         self.incidents: list[Incident] = []  # the newest of this process, whoever found them
         self.can_rewind = False  # there is a certified state that every member of the view would go back to
         self.undecided = ""  # why this step ends in going back to it
@@ -192,21 +192,22 @@ class Audits:
         unlike = sorted({name for header in headers for name in header.audit.unlike})
         self._unlike.update(unlike)
         findings += [_memory(plan.step, name, headers) for name in unlike]
-        self._note(findings)
+        self._note(view.id, findings)
         accused = accused_of(findings, view.members)
         if again or accused or unlike:
             self.num_held += 1
             named = {leaf_name(leaf, self.ranks): cases[leaf] for leaf in again}
             raise ViewAbandoned(_cause(plan.step, named, accused, unlike))
 
-    def hold(self, findings: Iterable[AuditFinding]) -> None:
+    def hold(self, view: ViewId, findings: Iterable[AuditFinding]) -> None:
         """Something else than a microbatch was wrong, and the step is held; these are to be reported."""
         self.num_held += 1
-        self._note(findings)
+        self._note(view, findings)
 
-    def _note(self, findings: Iterable[AuditFinding]) -> None:
+    def _note(self, view: ViewId, findings: Iterable[AuditFinding]) -> None:
         for finding in findings:
-            self._pending += [finding] if finding not in self._pending else []
+            pending = self._pending.setdefault(view, [])
+            pending += [finding] if finding not in pending else []
             self.noticed(finding.step, finding.culprit)
 
     def noticed(self, step: int, who: str) -> None:
@@ -214,16 +215,20 @@ class Audits:
         if (step, who) not in self.incidents:
             self.incidents = [*self.incidents, (step, who)][-_INCIDENTS:]
 
-    def reports(self, view: View) -> list[m.ToCoordinator]:
-        """What was found since the last call, for the coordinator."""
-        pending, self._pending = self._pending, []
-        found = tuple(
+    def reports(self) -> list[m.ToCoordinator]:
+        """What was found since the last call, for the coordinator: under the view that found it. When a member comes to
+        tell, the next view may have been installed for what others told; named with that one, it would have been found
+        twice, and who was wrong once would be taken for broken."""
+        pending, self._pending = self._pending, {}
+        return [m.Audited(member=self.me, view=view, findings=self._placed(found)) for view, found in pending.items()]
+
+    def _placed(self, found: Iterable[AuditFinding]) -> tuple[AuditFinding, ...]:
+        return tuple(
             msgspec.structs.replace(
                 f, host=self.hosts.get(f.culprit, ""), device=self.devices.get(f.culprit, ""), ranks=self.ranks
             )
-            for f in pending
+            for f in found
         )
-        return [m.Audited(member=self.me, view=view.id, findings=found)] if found else []
 
     def compared(self, step: int) -> None:
         """All members hold the same whole state after `step` steps."""

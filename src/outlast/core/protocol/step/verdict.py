@@ -113,7 +113,7 @@ def examined(seat: Seat, guards: StepGuards, headers: Sequence[Header], found: S
             audits.can_rewind = guards.can_rewind
             seat.member.audit(headers, found.said)
         guards.undecided = audits.undecided
-    yield from _slices(seat, headers, found.look_again)
+    yield from _slices(seat, found.view, headers, found.look_again)
     if found.rows is not None:
         yield from _rows(seat, found.view, headers, found.rows)
 
@@ -204,7 +204,9 @@ def _expel(seat: Seat, guards: StepGuards, found: StateDifference) -> Course[Non
 
 
 # --- slices and rows -------------------------------------------------------------------------------------------------
-def _slices(seat: Seat, headers: Sequence[Header], look_again: Callable[[Sequence[Slice]], Words]) -> Course[None]:
+def _slices(
+    seat: Seat, view: View, headers: Sequence[Header], look_again: Callable[[Sequence[Slice]], Words]
+) -> Course[None]:
     """Somebody found a slice to be false: all compute it once more, and see who was wrong."""
     accused = accused_slices(headers)
     if not accused:
@@ -213,7 +215,7 @@ def _slices(seat: Seat, headers: Sequence[Header], look_again: Callable[[Sequenc
     said = (yield AskAll(step, {"slices": look_again(accused)}))["slices"]
     findings = [found for key in accused for found in settled(step, key, headers, said)]
     with seat.lock:
-        seat.member.audits.hold(findings)
+        seat.member.audits.hold(view.id, findings)
     what = ", ".join(f"bucket {bucket_name(bucket)} by {reducer}" for bucket, reducer in accused)
     names = ", ".join(dict.fromkeys(found.culprit for found in findings))
     raise ViewAbandoned(f"audit: what was reduced in step {step} is not what the sums give ({what}): {names}")
