@@ -97,6 +97,14 @@ def test_a_standstill_of_which_nothing_is_told_at_all_is_found() -> None:
     assert found(seen(short)) == {"why: downtime"}
 
 
+def test_steps_that_take_long_are_no_standstills() -> None:
+    """Replicas commit a step one soon after the other: the time between two commits is none between two steps."""
+    slow = [Commit(1000.0 + 1.5 * step, step, "0x1p0", who) for step in range(STEPS) for who in ("r0.1", "r1.1")]
+    assert "why: downtime" not in found(seen(commits=slow))
+    stood = [*slow[:20], *(late._replace(at_s=late.at_s + 20.0) for late in slow[20:])]
+    assert "why: downtime" in found(seen(commits=stood))
+
+
 def test_a_fault_that_stopped_nothing_may_be_told_beside_one_that_did() -> None:
     spare = recovered(replica="r2.1", downtime_s=0.0, microbatches_recomputed=0)
     struck = [msgspec.structs.replace(hit(who), at_s=STRUCK_S) for who in ("r0.1", "r2.1")]

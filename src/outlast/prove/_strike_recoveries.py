@@ -89,7 +89,7 @@ def _untold(
     told += [(e.at_s - record.unix_s, e.seconds) for e in events if isinstance(e, ev.Stall)]
     calm = {e.replica: e.at_s - record.unix_s for e in events if isinstance(e, ev.Recovery) and not e.downtime_s}
     hit, gaps = struck_at(record, events), list(_gaps(record, commits, events))
-    usual_s = statistics.median([b - a for a, b in itertools.pairwise(c.at_s for c in commits)] or [0.0])
+    usual_s = statistics.median([end_s - begin_s for begin_s, end_s in gaps] or [0.0])  # of a step, whoever is first
     for begin_s, end_s in gaps:
         long_s = end_s - begin_s
         covered_s = sum(max(0.0, min(at_s, end_s) - max(at_s - s, begin_s)) for at_s, s in told)
