@@ -127,6 +127,14 @@ def test_what_is_written_to_the_journal_counts_as_work_but_not_for_ever() -> Non
     assert given_up == 4 * HANG_S + 1
 
 
+def test_processes_that_end_between_two_looks_had_worked() -> None:
+    """As many ranks come to their end on a busy machine: who is gone is no longer there to be counted."""
+    ranks = [Running(pid=2 + number, name=f"r{number}.1", born="7") for number in range(6)]
+    wait = RunWait(HANG_S, 0.0, 9, ranks, read=lambda running: (0.0, 0.0))
+    leaving = (wait.look(float(now_s), [], ranks[now_s // 11 :]) for now_s in range(1000))
+    assert next(now_s for now_s, said in enumerate(leaving) if said) > 60, "the last one went at 66 s"
+
+
 def test_a_wait_that_steps_do_not_renew_ends_however_many_there_are() -> None:
     endless = Paced(step_s=1.0, steps=100_000, works=lambda now_s: 1.0)
     with pytest.raises(ProveError, match="it was awaited for 160 s, the newest is 159"):
