@@ -162,14 +162,29 @@ def test_a_replica_that_dies_in_an_evaluation_changes_no_number(fleet: Callable[
 
 @pytest.mark.campaign
 @pytest.mark.process
-@pytest.mark.parametrize("habit", ["scheduler_by_hand", "teacher"])
+@pytest.mark.parametrize("habit", ["scheduler_by_hand", "teacher", "drawn_from_ones_own", "read_before"])
 def test_a_spare_takes_over_with_all_that_the_loop_made(fleet: Callable[..., Any], habit: str) -> None:
+    """It has replayed outcomes, and goes through the newest one's step with what all loops had before that step."""
     run = fleet(script=script(habit), replicas=1, spares=1, steps=STEPS, gates=(1, 4, 9), max_restarts=0)
     run.gate(1, "the spare was served", lambda: run.served("r1.1"))
     run.gate(4, "it had caught up", lambda: run.caught_up("r1.1"))
     run.until("step 8 was committed", lambda: run.driven.step >= 7)
     run.strike(run.pid("r0.1"), signal.SIGKILL)
     run.gate(9, "it was gone", lambda: run.exited("r0.1"))
+    assert_as_alone(run, habit, STEPS)
+
+
+@pytest.mark.campaign
+@pytest.mark.process
+def test_a_spare_that_has_replayed_nothing_takes_over(fleet: Callable[..., Any]) -> None:
+    """It goes through the step before its snapshot, and what the lines before that step's inner loop read is added up
+    after it: nobody is left to compare with."""
+    habit = "read_before_but_weights"
+    run = fleet(script=script(habit), replicas=1, spares=1, steps=STEPS, gates=(0, 1), max_restarts=0)
+    run.gate(0, "the spare was served", lambda: run.served("r1.1"))
+    run.until("it had caught up", lambda: run.caught_up("r1.1"))
+    run.strike(run.pid("r0.1"), signal.SIGKILL)
+    run.gate(1, "it was gone", lambda: run.exited("r0.1"))
     assert_as_alone(run, habit, STEPS)
 
 

@@ -636,6 +636,39 @@ def drawn_unregistered(bench: Bench) -> None:
     drawn_from_ones_own(bench, registered=False)
 
 
+def read_before(bench: Bench, *, weights: bool = True) -> None:
+    """What the lines before the inner loop read weighs the loss, and is added up after it: a number of a generator's, a
+    rate and a count that the lines after the step before had set, weights that these wrote, an average of them."""
+    own, tally, read = torch.Generator(), Counter(), [1.0]
+    average = AveragedModel(bench.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(bench.optimizer, 0.9)
+    out: Any = bench.model[2]  # type: ignore[index]
+
+    def before(step: Any) -> None:
+        read[0] = 1.0 + float(torch.rand((), generator=own)) + 30.0 * bench.optimizer.param_groups[0]["lr"]
+        read[0] += 0.01 * tally.n + float(next(average.parameters()).detach().abs().mean())
+        read[0] += float(out.bias.detach().abs().sum()) if weights else 0.0
+
+    def after(step: Any) -> None:
+        torch.rand(3, generator=own)
+        tally.n += 1
+        tally.best = read[0] if step.number == 0 else tally.best + read[0]
+        scheduler.step()
+        average.update_parameters(bench.model)
+        with torch.no_grad():
+            out.bias.mul_(0.5)
+
+    loss = bench.loss
+    bench.before, bench.after, bench.loss = before, after, lambda batch: loss(batch) * read[0]
+    bench.options["state"] = {"own": own, "tally": tally, "average": average}
+    bench.compared |= {"read": lambda: read[0], "tally": lambda: [tally.n, tally.best]}
+
+
+def read_before_but_weights(bench: Bench) -> None:
+    """The same without the weights."""
+    read_before(bench, weights=False)
+
+
 def average_that_follows(bench: Bench) -> None:
     """An average of the weights, registered and updated after each step by whoever takes the step."""
     average = AveragedModel(bench.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
@@ -737,6 +770,7 @@ HABITS = {
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
         weighted_by_count, average_that_follows, measured, stopped_by_one, evaluates, streams,
         streams_by_loader, average_by_writer, drawn_between, drawn_from_ones_own, drawn_unregistered,
+        read_before, read_before_but_weights,
         average_unregistered, average_of_writer, average_by_copies, average_by_hand, average_by_hand_late,
         average_made_anew, average_of_a_copy, average_late, average_by_hand_registered, average_in_the_model,
         copies_kept,

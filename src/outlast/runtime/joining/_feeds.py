@@ -52,7 +52,7 @@ _MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of a m
 
 class Share(msgspec.Struct, frozen=True, tag=True):
     """Bytes lo..hi of the state at `committed`, all tensors laid end to end; from the first donor only `plain`, and
-    `meta` of the step before."""
+    of the step before `meta` and `given`, what the loops had found as they were given it."""
 
     committed: int
     lo: int
@@ -60,6 +60,7 @@ class Share(msgspec.Struct, frozen=True, tag=True):
     total: int
     plain: bytes = b""
     meta: bytes = b""
+    given: bytes = b""
 
 
 class Flushed(msgspec.Struct, frozen=True, tag=True):

@@ -52,8 +52,10 @@ class LaneDonor:
         if old is not None:
             old.close()
         frozen, lo, hi, total, plain = self.engine.freeze(order.index, order.count)
-        meta = msgspec.msgpack.encode(self.engine.meta) if order.told and self.engine.meta is not None else b""
-        share = Share(committed, lo, hi, total, plain if order.index == 0 else b"", meta)
+        newest = self.engine.meta if order.told else None
+        meta = msgspec.msgpack.encode(newest) if newest is not None else b""
+        given = self.engine.loop.given_of(newest.step) if newest is not None else b""
+        share = Share(committed, lo, hi, total, plain if order.index == 0 else b"", meta, given)
         self._stream(order.joiner, order.address, order.serve).put(share, None, frozen)
 
     def feed(self, order: FeedJoiners, meta: Meta) -> None:

@@ -151,9 +151,9 @@ class Inflow:
         """Become the state that these shares tile."""
         self.enter(Phase.JOIN_SCHEMA)
         plain = next(s.plain for s, _ in shares if s.plain)
-        told = next((s.meta for s, _ in shares if s.meta), b"")
+        told, given = next(((s.meta, s.given) for s, _ in shares if s.meta), (b"", b""))
         meta = msgspec.msgpack.decode(told, type=Meta) if told else None
-        self.engine.thaw(plain, at_low_priority(lambda: _assembled(plain, shares)), meta)
+        self.engine.thaw(plain, at_low_priority(lambda: _assembled(plain, shares)), meta, given)
         self.committed = shares[0][0].committed
         at_low_priority(self._touch)
         self.shares = [row for row in self.shares if row[0] != self.serving]  # of one that is not told yet: kept

@@ -114,6 +114,7 @@ class FollowingTraining:
         self._start()
         while (step := self.replica.next_step()) is not None:
             self._open = True
+            self.engine.given(step)
             self._lines.before(step)
             yield Step(
                 step,

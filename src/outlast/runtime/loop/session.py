@@ -199,6 +199,7 @@ class Training:
         """What the loop is given, here and on this replica's other ranks."""
         self.replica.siblings.begin_step(step)
         self._step, self._open = self._as_seen(step), True
+        self.engine.given(step)
         self._evaluations.given()
         self._lines.before(step)
         return self._step

@@ -150,6 +150,13 @@ class Engine(Microbatches):
             self.stopped = reason
             self.on_stop(steps)
 
+    def given(self, step: int) -> None:
+        """The loop is about to be given this step. Where its outcome waits here, become what all loops were by then: on
+        their way to the inner loop they may draw from what is registered."""
+        if self.late is not None and self.late.step == step and self._lived is not None:
+            self.loop.load_given(self._lived, self.late.settings)
+        self.loop.given(step)
+
     def begun(self, step: int) -> None:
         """The inner loop of this step begins (or goes on): what the loop made of the state until here belongs to it."""
         if self.step_checks.rehearsal is not None:
@@ -291,9 +298,9 @@ class Engine(Microbatches):
             soon = [flat[slice(*bucket.slices(num_donors + 1)[index])] for bucket, flat in flats]
         self.warm.prepare([-(-size // num_donors) + _SLACK for size in whole], soon)
 
-    def thaw(self, plain: bytes, tensors: dict[str, Tensor], meta: Meta | None) -> None:
+    def thaw(self, plain: bytes, tensors: dict[str, Tensor], meta: Meta | None, given: bytes = b"") -> None:
         """Become the state that a snapshot holds; `meta`: of the step after which it was taken, if the donors' loops
-        had not gone on."""
+        had not gone on, and `given`: what these had found as they were given it (`as_given.py`)."""
         for frozen in self.frozen:
             frozen.wait()
         self.frozen.clear()
@@ -305,7 +312,7 @@ class Engine(Microbatches):
             self.stop_after(meta.step + 1, meta.stop)
             self.meta = self.late = meta
             self.loop.write(meta.settings, but_groups=True)
-            self._lived, self._settled = self.loop.keep(meta.step), self.loop.read()
+            self._lived, self._settled = self.loop.keep(meta.step, given), self.loop.read()
 
     def took(self) -> None:
         """The state was loaded: nothing of before counts."""

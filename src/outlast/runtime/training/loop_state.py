@@ -19,6 +19,7 @@ import xxhash
 from torch import Tensor
 
 from outlast.errors import ConfigError, LoopUnrepeatable
+from outlast.runtime.training.as_given import AsGiven, Given
 from outlast.runtime.training.state import State, decoded_tree, encoded_tree
 from outlast.tensors import combine, fingerprint_named, local
 
@@ -44,6 +45,7 @@ class LoopState:
         self.state = state
         self.step, self.settings = -1, b""  # of the step whose inner loop has begun
         self.remembered: dict[str, int] = {}  # a fingerprint of each registered part, at some of these steps
+        self._given = AsGiven()
         self.kept: Lived | None = None  # of the newest step, where it is fed to anybody or somebody may lack it
         self._read = b"", b""  # what was found last, as it stood there, and as settings: the same twice a step
         self._modules = list(state.model.modules())
@@ -53,6 +55,14 @@ class LoopState:
         self._held |= {name: param for name, param in state.named().items() if id(param) not in mine}  # frozen ones too
         self._versions: list[int] = []
         self.committed()
+
+    def given(self, step: int) -> None:
+        """The loop is about to be given this step: what it finds belongs to the copy of that step."""
+        self._given.note(step, self.read(), tuple(self.written()), self.registered())
+
+    def given_of(self, step: int) -> bytes:
+        """What `keep` adds of what the loop found as it was given the step; empty if that is not known."""
+        return self._given.told(step, self.settings)
 
     # --- settings ------------------------------------------------------------------------------------------------
     def begin(self, step: int) -> None:
@@ -187,14 +197,16 @@ class LoopState:
         now = zip(self._held.items(), self._versions, strict=True)
         return {name: param.detach() for (name, param), version in now if param._version != version}
 
-    def keep(self, step: int | None) -> Lived | None:
-        """A copy of what the loop has made of its state by the inner loop of `step`; None: forget the one before."""
-        self.kept = Lived(step, *self._copied(self.written())) if step is not None else None
+    def keep(self, step: int | None, given: bytes | None = None) -> Lived | None:
+        """A copy of what the loop has made of its state by the inner loop of `step`; None: forget the one before.
+        `given`: as another told it, where the loop was not given the step here."""
+        told = b"" if step is None else self.given_of(step) if given is None else given
+        self.kept = Lived(step, *self._copied(self.written(), told)) if step is not None else None
         return self.kept
 
-    def _copied(self, written: dict[str, Tensor]) -> tuple[bytes, Tensor]:
+    def _copied(self, written: dict[str, Tensor], given: bytes = b"") -> tuple[bytes, Tensor]:
         parts = {key: part.state_dict() for key, part in self.registered().items()}
-        plain, tensors = encoded_tree({"registered": parts, "written": written})
+        plain, tensors = encoded_tree({"registered": parts, "written": written, "given": given})
         flat = [_bytes_of(tensor) for tensor in tensors.values()]
         return plain, torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
 
@@ -213,14 +225,31 @@ class LoopState:
         if lived is None:
             return
         tree = decoded_tree(lived.plain, lived.data)
-        with torch.no_grad():
-            for name, value in tree["written"].items():
-                local(self._held[name]).copy_(value)
+        self._write(tree["written"])
         if whole:
-            parts = self.registered()
-            for key, values in tree["registered"].items():
-                if key in parts:
-                    self.state.put(key, values)
+            self._put(tree["registered"])
+
+    def load_given(self, lived: Lived, settings: bytes) -> None:
+        """Become, of a copy, what the loops found as they were given its step, as far as is known: settings, registered
+        state, and parameters that they had written. `settings`: of the step's inner loop."""
+        tree = decoded_tree(lived.plain, lived.data)
+        if not tree["given"]:
+            return
+        given = msgspec.msgpack.decode(tree["given"], type=Given)
+        self._write({name: value for name, value in tree["written"].items() if name in given.written})
+        self._put(tree["registered"] | given.values())
+        self.write(given.settings or settings)
+
+    def _write(self, written: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in written.items():
+                local(self._held[name]).copy_(value)
+
+    def _put(self, registered: dict[str, Any]) -> None:
+        parts = self.registered()
+        for key, values in registered.items():
+            if key in parts:
+                self.state.put(key, values)
 
     def find_schedulers(self) -> None:
         """Register the schedulers that hang on the optimizers and were not given to `protect`: the loop steps them."""
