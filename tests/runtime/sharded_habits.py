@@ -1,5 +1,6 @@
 """FSDP2 with what loops do beside: float16 under a scaler that overflows, an average of the weights, learning rates set
-by hand, two optimizers, and an end that the loop decides on."""
+by hand, a weight that is drawn before each step and added up after it, two optimizers, and an end that the loop decides
+on."""
 
 from __future__ import annotations
 
@@ -40,6 +41,19 @@ class Average:
             self.values[name].copy_(value)
 
 
+class Tally:
+    """What the loop adds up."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self.total = values["total"]
+
+
 def train(steps: int, gates: Path | None = None) -> tuple[Any, dict[str, Any]]:
     """Run until the loop stops it: (this process's part, what it found)."""
     run = outlast.join()
@@ -50,10 +64,10 @@ def train(steps: int, gates: Path | None = None) -> tuple[Any, dict[str, Any]]:
     body = torch.optim.AdamW([*model[0].parameters(), *model[1].parameters()], lr=1e-2)
     head = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3, growth_factor=8.0)
-    average = Average(model)
+    average, tally, own = Average(model), Tally(), torch.Generator()
     training = run.protect(
         model, [body, head], data(), global_batch_size=32, microbatches=8, seed=11, clip_norm=0.5, bucket_mb=0.02,
-        scaler=scaler, state={"average": average},
+        scaler=scaler, state={"average": average, "tally": tally, "own": own},
     )  # fmt: skip
     training.after_step(average.update)
     losses: dict[int, float] = {}
@@ -62,10 +76,12 @@ def train(steps: int, gates: Path | None = None) -> tuple[Any, dict[str, Any]]:
         pass_gate(gates, step.number)
         for group in head.param_groups:
             group["lr"] = 0.1 / (1 + step.number)
+        weight = 0.5 + float(torch.rand((), generator=own))
         for inputs, targets in step:
             with torch.autocast("cpu", torch.float16):
                 loss = functional.cross_entropy(model(inputs), targets)
-            step.backward(loss)
+            step.backward(loss * weight)
+        tally.total += weight + float(torch.rand((), generator=own))
         losses[step.number] = step.loss
         overflows += step.grad_norm is not None and not step.grad_norm < float("inf")
         if step.number == STOP:
@@ -73,7 +89,7 @@ def train(steps: int, gates: Path | None = None) -> tuple[Any, dict[str, Any]]:
     averaged = {name: value.full_tensor().double().sum().item() for name, value in average.values.items()}
     found = {
         "fingerprint": training.fingerprint(), "losses": losses, "average": averaged, "scale": scaler.get_scale(),
-        "overflows": overflows, "stopped": training.stopped,
+        "overflows": overflows, "stopped": training.stopped, "tally": tally.total,
     }  # fmt: skip
     return run, json.loads(json.dumps(found))
 

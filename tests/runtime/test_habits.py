@@ -33,7 +33,7 @@ OF_LIBRARIES = {"language": "transformers", "lora_of_peft": "peft", "under_hydra
 SLOW = pytest.mark.soak, pytest.mark.timeout(300)
 HELD_TOO = (
     "in_turns", "schedule_free", "plateau_in_state", "thawed_in_stages", "hook_that_drifts", "group_at_a_time",
-    "drawn_between", "drawn_from_ones_own",
+    "drawn_between", "drawn_from_ones_own", "read_before",
 )  # fmt: skip
 """The same ways to a joiner as those above, from other habits."""
 IN_THREES = "plain", "rate_after", "average", "evaluates", "streams"
@@ -158,6 +158,20 @@ def test_a_replica_that_dies_in_an_evaluation_changes_no_number(fleet: Callable[
     run.gate(8, "it had caught up, and members are told", lambda: run.placed("r1.2"))
     assert_as_alone(run, "evaluates", 24)
     assert set(run.results()) == {"r0.1", "r1.2", "r2.1"}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("habit", ["drawn_from_ones_own", "read_before"])
+def test_a_joiner_that_has_replayed_steps_goes_on_as_the_loop_does(fleet: Callable[..., Any], habit: str) -> None:
+    """Eight steps go by between its snapshot and the gate before which it has caught up. Before, it was refused: what
+    its lines before the inner loop drew from a registered generator was of its snapshot."""
+    run = fleet(script=script(habit), replicas=2, steps=24, gates=(4, 12), max_restarts=1)
+    run.until("all train", lambda: len(run.driven.members) == 2)
+    run.strike(run.pid("r1.1"))
+    run.gate(4, "it was gone, and its successor served", lambda: run.exited("r1.1") and run.served("r1.2"))
+    run.gate(12, "it had caught up, and members are told", lambda: run.placed("r1.2"))
+    assert_as_alone(run, habit, 24)
+    assert set(run.results()) == {"r0.1", "r1.2"}
 
 
 @pytest.mark.campaign

@@ -279,7 +279,8 @@ def test_what_fsdp_is_used_with_keeps_the_bits(fleet: Callable[..., Any]) -> Non
 
 
 def test_what_loops_do_beside_is_kept_by_whoever_joins(fleet: Callable[..., Any]) -> None:
-    """float16 under a scaler, an average of the weights, rates set by hand, two optimizers, a loop that ends itself."""
+    """float16 under a scaler, an average of the weights, rates set by hand, a weight drawn before each step and added
+    up after it, two optimizers, a loop that ends itself."""
     steps = 40
     run = fleet(fault("r1/1.1", "merge", step=2), replicas=2, ranks=2, steps=steps, script=[HABITS], gates=(4, 12, 20))
     run.gate(4, "a new replica was served", lambda: run.served("r1.2"))
@@ -291,7 +292,7 @@ def test_what_loops_do_beside_is_kept_by_whoever_joins(fleet: Callable[..., Any]
     assert 2 < want["overflows"] < 20
     assert set(results) == {"r0.1-0", "r0.1-1", "r1.2-0", "r1.2-1"}, run.logs()
     for name, found in results.items():
-        for key in ("fingerprint", "average", "scale", "stopped"):
+        for key in ("fingerprint", "average", "scale", "stopped", "tally"):
             assert found[key] == want[key], f"{name}: {key}\n{run.logs()}"
     assert results["r0.1-0"] == results["r0.1-1"] == want
 
