@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.checks.unseen_averages import UnseenAverages
+from outlast.runtime.training.loop_state import LoopState
 from outlast.runtime.training.state import State
 
 After = Callable[[int], None]
@@ -238,6 +239,20 @@ def test_a_registered_one_is_left_alone(flat: bool) -> None:
     def after(step: int) -> None:
         for mine, param in zip(held, here.params, strict=True):
             mine.lerp_(param, 0.05)
+
+    assert here.found(after) is None
+
+
+def test_the_copy_that_each_step_begins_with_is_no_average_either() -> None:
+    """Of what is registered and small, for who joins: it moves as the average itself."""
+    here = Here()
+    here.state.extra["ema"] = second = copy.deepcopy(here.model)
+    loop = LoopState(here.state)
+
+    def after(step: int) -> None:
+        for mine, param in zip(second.parameters(), here.params, strict=True):
+            mine.lerp_(param, 0.05)
+        loop.given(step + 1)
 
     assert here.found(after) is None
 

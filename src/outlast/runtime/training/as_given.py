@@ -58,16 +58,22 @@ class AsGiven:
             if len(plain) + sum(t.numel() * t.element_size() for t in tensors.values()) > SMALL_BYTES:
                 self._large.add(key)
                 continue
-            self._parts[key] = plain, [tensor.clone() for tensor in tensors.values()]  # of a device: not waited for
+            self._parts[key] = plain, [_copied(tensor) for tensor in tensors.values()]
 
     def told(self, step: int, settings: bytes) -> bytes:
         """An encoded `Given`, for `settings` as the inner loop of `step` began; empty if the copy is of another one."""
         if step != self.step:
             return b""
-        parts = {key: (plain, b"".join(map(_bytes_of, tensors))) for key, (plain, tensors) in self._parts.items()}
+        parts = {key: (plain, b"".join(map(_bytes, copies))) for key, (plain, copies) in self._parts.items()}
         other = self._settings if self._settings != settings else b""
         return msgspec.msgpack.encode(Given(other, self._written, parts))
 
 
-def _bytes_of(tensor: Tensor) -> bytes:
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+def _copied(tensor: Tensor) -> Tensor:
+    """Its bytes, where it lies: no device is waited for, and no copy of an average is taken for one that the loop has
+    not registered (`checks/unseen_averages.py`)."""
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+def _bytes(copy: Tensor) -> bytes:
+    return copy.cpu().numpy().tobytes()
