@@ -131,6 +131,25 @@ def test_a_joiner_goes_on_as_the_loop_does(fleet: Callable[..., Any], habit: str
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("habit", ["clamped", "average_that_follows"])
+def test_a_joiner_goes_on_as_the_loop_does_under_a_robust_rule(fleet: Callable[..., Any], habit: str) -> None:
+    """Outcomes are fed once they are applied. Before, what the loop had made of its state was copied then, too: each
+    joiner lacked what the loop wrote to weights, or had its average updated twice, and was evicted for it."""
+    run = fleet(
+        script=script(habit), replicas=3, steps=24, gates=(4, 12), max_restarts=1, on_shortfall="lower",
+        words=["--aggregation", "median", "--f", "1", "--rows", "3"],
+    )  # fmt: skip
+    run.until("all train", lambda: len(run.driven.members) == 3)
+    run.strike(run.pid("r1.1"))
+    run.gate(4, "it was gone, and its successor served", lambda: run.exited("r1.1") and run.served("r1.2"))
+    run.gate(12, "it had caught up, and members are told", lambda: run.placed("r1.2"))
+    assert run.finish() == 0, run.logs()
+    results = run.results()
+    assert set(results) == {"r0.1", "r1.2", "r2.1"}, run.logs()
+    assert results["r1.2"] == results["r0.1"] == results["r2.1"]
+
+
+@pytest.mark.campaign
 def test_three_that_come_at_once_have_what_the_loop_made(fleet: Callable[..., Any]) -> None:
     """The first is let in while the others still catch up: these lack a step as they come, and are handed it. Before,
     they had an average of steps before, and were replaced, or nobody could tell who was right."""

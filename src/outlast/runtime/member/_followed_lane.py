@@ -241,6 +241,8 @@ class FollowedLane:
         self.enter(Phase.VERDICT)
         self.engine.clip(meta)
         early = self.engine.robust is None  # as the lead does
+        if word.feed is not None:
+            self.donor.keep(meta)
         if word.feed is not None and early:
             self.donor.feed(word.feed, meta)
         self.engine.apply(meta, self.enter)
