@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import outlast
 from outlast.runtime.training.as_given import SMALL_BYTES
 from outlast.runtime.training.loop_state import Lived, LoopState
 from outlast.runtime.training.own_generators import with_generators
@@ -123,3 +124,22 @@ def test_a_large_part_is_looked_at_once(steps: int) -> None:
     for number in range(steps):
         member.state.given(number)
     assert (member.small.asked, member.large.asked) == (steps, 1)
+
+
+@pytest.mark.usefixtures("training_here")
+def test_what_was_handed_over_is_handed_on_whole() -> None:
+    """The view may end before all have it who lack it, and it may be the last one there is who gave it."""
+    model = torch.nn.Linear(2, 1)
+    training: Any = outlast.join().protect(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(8, 2), global_batch_size=4, microbatches=2,
+        state={"own": torch.Generator()}, checkpoint="off",
+    )  # fmt: skip
+    for step in training.steps(until=2):
+        for batch in step:
+            step.backward(model(batch).square().mean())
+    engine = training.engine
+    engine.loop.keep(1)
+    told = engine.told(joined=True)
+    engine.loop.keep(None)
+    engine.heard(told)
+    assert engine.told(joined=True) == told

@@ -212,6 +212,7 @@ class Engine(Microbatches):
         meta = msgspec.msgpack.decode(text, type=Meta)
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else raw(torch.empty(0))
         self.hold(meta, Lived(meta.step, plain, flat) if plain else None)
+        self.loop.kept = self._lived  # should the view end before all have it, I hand it on
         return meta
 
     @property

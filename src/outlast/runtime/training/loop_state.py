@@ -3,8 +3,8 @@
 Three kinds, all as they are when a step's inner loop begins, which is when every member has run the same lines:
 *settings* (the numbers in `param_groups`, which parameters require a gradient, which modules are in training mode)
 belong to each step's outcome; *registered* state (`state=`, and schedulers found beside the optimizer) and parameters
-that the loop wrote in place, frozen ones of the model too, are copied for joiners and spares with each outcome. Nothing
-else can be carried.
+that the loop wrote in place, frozen ones of the model too, are copied for joiners and spares with each outcome. What
+the lines before the inner loop had found goes with it (`as_given.py`). Nothing else can be carried.
 """
 
 from __future__ import annotations
