@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import outlast
-from outlast.runtime.training.as_given import SMALL_BYTES
+from outlast.runtime.training._as_given import SMALL_BYTES
 from outlast.runtime.training.loop_state import Lived, LoopState
 from outlast.runtime.training.own_generators import with_generators
 from outlast.runtime.training.state import State

@@ -301,7 +301,7 @@ class Engine(Microbatches):
 
     def thaw(self, plain: bytes, tensors: dict[str, Tensor], meta: Meta | None, given: bytes = b"") -> None:
         """Become the state that a snapshot holds; `meta`: of the step after which it was taken, if the donors' loops
-        had not gone on, and `given`: what these had found as they were given it (`as_given.py`)."""
+        had not gone on, and `given`: what these had found as they were given it (`_as_given.py`)."""
         for frozen in self.frozen:
             frozen.wait()
         self.frozen.clear()

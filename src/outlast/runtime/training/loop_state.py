@@ -4,7 +4,7 @@ Three kinds, all as they are when a step's inner loop begins, which is when ever
 *settings* (the numbers in `param_groups`, which parameters require a gradient, which modules are in training mode)
 belong to each step's outcome; *registered* state (`state=`, and schedulers found beside the optimizer) and parameters
 that the loop wrote in place, frozen ones of the model too, are copied for joiners and spares with each outcome. What
-the lines before the inner loop had found goes with it (`as_given.py`). Nothing else can be carried.
+the lines before the inner loop had found goes with it (`_as_given.py`). Nothing else can be carried.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import xxhash
 from torch import Tensor
 
 from outlast.errors import ConfigError, LoopUnrepeatable
-from outlast.runtime.training.as_given import AsGiven, Given
+from outlast.runtime.training._as_given import AsGiven, Given
 from outlast.runtime.training.state import State, decoded_tree, encoded_tree
 from outlast.tensors import combine, fingerprint_named, local
 
