@@ -665,7 +665,7 @@ def read_before(bench: Bench, *, weights: bool = True) -> None:
 
 
 def read_before_but_weights(bench: Bench) -> None:
-    """The same without the weights."""
+    """The same without the weights: who joins and has replayed nothing finds them a step later (decision 0184)."""
     read_before(bench, weights=False)
 
 
