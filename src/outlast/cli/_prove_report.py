@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from outlast.plan.replay_comparison import ReplayComparison
     from outlast.prove.script_report import ProofReport
 
-__all__ = ["exit_code", "print_report", "write_page"]
+__all__ = ["exit_code", "print_report", "replayed_words", "write_page"]
 
 
 def write_page(report: ProofReport, path: Path | None) -> None:
@@ -20,8 +21,9 @@ def write_page(report: ProofReport, path: Path | None) -> None:
 
 
 def exit_code(report: ProofReport, strict: bool) -> int:
-    """0: all of it held."""
-    return 8 if report.verdict != "held" or (strict and report.numbers) else 0
+    """0: all of it held; `strict`: and numbers were so, and useful time was what a plan makes of it."""
+    untrue = report.numbers or any(each.replayed is not None and not each.replayed.within for each in report.results)
+    return 8 if report.verdict != "held" or (strict and untrue) else 0
 
 
 def print_report(report: ProofReport) -> None:
@@ -51,6 +53,9 @@ def print_report(report: ProofReport) -> None:
             print(f"\n{title}:")
         for line in lines[:8]:
             print(f"  {line}")
+    for result in report.results:
+        if result.replayed is not None:
+            print(f"\n{replayed_words(result.replayed)}")
     _print_untested(report)
     print(f"\nseed {report.seed}: {_VERDICTS[report.verdict]}")
 
@@ -67,6 +72,25 @@ def _print_untested(report: ProofReport) -> None:
         print(f"not tested: {', '.join(what for what, why in mine if why == reason)} ({reason})")
     others = len(report.untested) - len(mine)
     print(f"not tested: {others} kinds for which there are other commands, or none (outlast prove catalogue)")
+
+
+def replayed_words(found: ReplayComparison) -> str:
+    """The run's useful time beside the plan's, and what both rest on."""
+    costs, held = found.costs, "within" if found.within else "NOT within"
+    back = "none was seen" if costs.return_s is None else f"{costs.return_s:.2f} s ({costs.returns} seen)"
+    shares = "".join(
+        f"  {name:14}{100 * seen:8.1f} %{100 * found.predicted_shares.get(name, 0.0):8.1f} %\n"
+        for name, seen in found.measured_shares.items()
+    )
+    return (
+        f"useful time (ETTR): {100 * found.measured:.1f} % measured, {100 * found.predicted:.1f} % by outlast plan for "
+        f"the same {found.outages} outages\nand this run's costs: {found.points:+.1f} points, "
+        f"{100 * found.apart:+.1f} %; {held} {100 * found.bound:g} %\n"
+        f"  {f'of {found.seconds:.1f} s':14}{'run':>8}{'plan':>10}\n{shares}"
+        f"  costs: a loss {costs.stall_s:.2f} s ({costs.stalls} seen), a return {back}, who comes in "
+        f"{costs.join_s:.2f} s ({costs.joins}), a save {costs.write_s:.3f} s ({costs.saves}); places empty "
+        f"{100 * found.away:.1f} %"
+    )
 
 
 _VERDICTS = {

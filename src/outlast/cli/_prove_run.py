@@ -46,6 +46,7 @@ class Options(NamedTuple):
     shrink: int
     resume: Path | None = None
     hosts: int = 0
+    slots: int = 0
     ranks: int = 1
     planned: Callable[[Shape], str] | None = None  # the schedule, once it is known how long a run takes
 
@@ -64,6 +65,7 @@ def run(
     replicas: Annotated[int, typer.Option(help="Replicas of each struck run.")] = 2,
     spares: Annotated[int, typer.Option(help="Spares of each struck run.")] = 1,
     hosts: Annotated[int, typer.Option(help="On so many hosts, 3 or more: network namespaces, as root.")] = 0,
+    slots: Annotated[int, typer.Option(help="Places for replicas on each host; 0: enough without one.")] = 0,
     ranks: Annotated[int, typer.Option(help="Processes of each replica, as for outlast run.")] = 1,
     schedule: Annotated[str, typer.Option(help="One run, struck as a failure printed it.")] = "",
     agents: Annotated[int, typer.Option(help="Agents, with --schedule.")] = 1,
@@ -84,7 +86,7 @@ def run(
     options = Options(
         script=script_of(script, module, args or [], "run"), faults=faults, runs=runs, minutes=minutes, seed=seed,
         replicas=replicas, spares=spares, schedule=schedule, agents=agents, exchange=exchange, checkpoints=checkpoints,
-        config=config, keep=keep, shrink=shrink, resume=resume, hosts=hosts, ranks=ranks,
+        config=config, keep=keep, shrink=shrink, resume=resume, hosts=hosts, slots=slots, ranks=ranks,
     )  # fmt: skip
     check_file(report)
     found = prove(options, quiet=as_json)
@@ -131,7 +133,9 @@ def _proved(
     results, seed = file.found, file.seed
     base = options.keep or Path(tempfile.mkdtemp(prefix="outlast-prove-"))
     base.mkdir(parents=True, exist_ok=True)
-    shape = Shape(replicas=options.replicas, spares=options.spares, hosts=options.hosts, ranks=options.ranks)
+    shape = Shape(
+        replicas=options.replicas, spares=options.spares, hosts=options.hosts, slots=options.slots, ranks=options.ranks
+    )  # fmt: skip
     say = _said_to_nobody if quiet else _said
     say(f"seed {seed}; runs with findings are kept in {base}")
     campaign = ScriptCampaign(base, options.script, seed, shape, settings=options.config, keep=options.keep is not None)
@@ -209,6 +213,11 @@ def _kinds(options: Options) -> list[str]:
         and (not options.keep.is_dir() or any(options.keep.iterdir()))
     ):
         raise ConfigError(f"--keep {options.keep} is not an empty directory", remedy="give a new directory")
+    if options.slots < 0 or 0 < options.slots * options.hosts < options.replicas + options.spares:
+        raise ConfigError(
+            f"--slots {options.slots} on {options.hosts} hosts do not hold {options.replicas} + {options.spares}",
+            remedy="more --slots, or 0 for as many as hold all when a host is gone",
+        )
     if options.ranks not in (1, 2, 4, 8):
         raise ConfigError(f"--ranks {options.ranks} cannot be", remedy="1, 2, 4 or 8 processes for each replica")
     if options.hosts and not (3 <= options.hosts <= 16 and options.replicas > 1):

@@ -18,6 +18,7 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.errors import ConfigError
+from outlast.plan.replay_comparison import ReplayComparison
 from outlast.prove._drive import Driven
 from outlast.prove._leaks import LeakWatch
 from outlast.prove._script_findings import (
@@ -34,6 +35,7 @@ from outlast.prove.script_surroundings import ScriptSurroundings
 from outlast.prove.strike_findings import Outcome, StrikeFinding, Undisturbed, Watched, judge
 from outlast.prove.strike_plan import Setting, StruckFleet
 from outlast.prove.striker import StrikeDone, StrikeRecord
+from outlast.prove.trace_outcome import outcome_of
 from outlast.runtime.settings.witness_files import VARIABLE
 
 __all__ = ["Baseline", "ScriptCampaign", "ScriptResult", "StrikeRecord"]
@@ -87,6 +89,7 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     downtimes_s: list[float]
     folder: str
     evidence: ScriptEvidence = ScriptEvidence()
+    replayed: ReplayComparison | None = None  # of a trace's strikes
 
 
 class ScriptCampaign:
@@ -191,6 +194,7 @@ class ScriptCampaign:
             longest_s=seen.record.longest_s,
             folder=str(folder),
             evidence=evidence_of(seen.record, seen.commits, seen.events, fleet.faults),
+            replayed=outcome_of(fleet, self.shape, seen.record, seen.events),
             downtimes_s=[e.downtime_s for e in seen.events if isinstance(e, ev.Recovery) and e.downtime_s],
         )
         if findings or numbers or self.keep:
@@ -207,7 +211,8 @@ class ScriptCampaign:
         saved = Path(self._baseline.fleet) / "checkpoints" if self._baseline is not None else folder
         saved_bytes = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
         roles, num = {strike.roles[0] for strike in fleet.strikes}, self.shape.hosts if fleet.replicas > 1 else 0
-        slots = -(-(fleet.replicas + fleet.spares) // max(1, num - 1))  # so that there is room when a host is gone
+        room = -(-(fleet.replicas + fleet.spares) // max(1, num - 1))  # also when a host is gone
+        slots = self.shape.slots or room
         surroundings = ScriptSurroundings(folder, roles, saved_bytes, (num, slots if num else 0))
 
         def launch(place: Path, struck: StruckFleet) -> Driven:

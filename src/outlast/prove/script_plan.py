@@ -2,7 +2,8 @@
 
 A schedule is text, so that a failure is one command that strikes the same way again: items with commas between,
 `WAIT:KIND:ROLE:PICK` for a strike from outside, `WAIT` seconds after the one before it, and
-`phase:NAME:SIGNAL:REPLICA:STEP` for one from inside.
+`phase:NAME:SIGNAL:REPLICA:STEP` for one from inside. After the item `training` the first strike waits from when all
+replicas train, and not from the first process on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from outlast.prove.strike_plan import ROLES, Role, Setting, Strike, StruckFleet
 from outlast.runtime.settings.fault_points import Fault
 
 __all__ = [
+    "FROM_TRAINING",
     "INSIDE",
     "KINDS",
     "PHASES",
@@ -86,13 +88,16 @@ INSIDE = ("SIGKILL", "SIGSTOP", "exit", "raise")
 _TARGETS: dict[Role, int] = {
     "replica": 9, "spare": 3, "agent": 2, "coordinator": 4, "nursery": 3, "disk": 1, "clock": 1, "host": 1, "rank": 9
 }  # fmt: skip
+FROM_TRAINING = "training"
+"""The item of a schedule by which strikes wait until all replicas train."""
 _MOST_COORDINATORS = 4  # beyond a few in a minute the launcher gives up, as it should
 _MOST_STRIKES = 7
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same in all fleets of a campaign. `length_s`, `begin_s`: of an undisturbed run, to its end and to its
-    first step; `steps`: how many it commits; `hosts`: on how many, 0 for this machine alone; `ranks`: in a replica."""
+    """What is the same in all fleets of a campaign. `length_s`, `begin_s`: of an undisturbed run, to its end and to
+    its first step; `steps`: how many it commits; `hosts`: on how many, 0 for this machine alone; `slots`: places for
+    replicas on each, 0: as many as hold all when one host is gone; `ranks`: in a replica."""
 
     replicas: int = 2
     spares: int = 1
@@ -100,6 +105,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     begin_s: float = 5.0
     steps: int = 100
     hosts: int = 0
+    slots: int = 0
     ranks: int = 1
 
 
@@ -177,6 +183,7 @@ def planned(
         stranger=False,
         strikes=strikes,
         faults=faults,
+        from_training=FROM_TRAINING in _items(schedule),
     )
 
 
@@ -215,7 +222,8 @@ def _fault(rng: random.Random, shape: Shape, number: int, before: int) -> Fault:
 # --- as text ---------------------------------------------------------------------------------------------------------
 def schedule_of(fleet: ScriptFleet) -> str:
     """What `read_schedule` makes the same strikes of."""
-    rows = [f"phase:{f.phase}:{f.action}:{f.replica}:{f.step}" for f in fleet.faults]
+    rows = [FROM_TRAINING] if fleet.from_training else []
+    rows += [f"phase:{f.phase}:{f.action}:{f.replica}:{f.step}" for f in fleet.faults]
     for strike in fleet.strikes:
         kind = strike.named if strike.continue_s is None else f"{strike.named}~{strike.continue_s:g}"
         rows.append(f"{strike.wait_s:g}:{kind}:{strike.roles[0]}:{strike.pick:g}")
@@ -226,13 +234,19 @@ def read_schedule(text: str) -> tuple[tuple[Strike, ...], tuple[Fault, ...]]:
     """ConfigError for what is no schedule, with the item that is none."""
     strikes: list[Strike] = []
     faults: list[Fault] = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in _items(text):
         parts = item.split(":")
+        if item == FROM_TRAINING:
+            continue
         if parts[0] == "phase":
             faults.append(_read_fault(item, parts))
         else:
             strikes.append(_read_strike(item, parts))
     return tuple(strikes), tuple(faults)
+
+
+def _items(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def strikes_of(text: str) -> set[str]:

@@ -153,6 +153,7 @@ def command_of(script: Sequence[str], result: ScriptResult, shape: Shape) -> str
     words += ["--spares", str(shape.spares), "--agents", str(result.agents), "--exchange", result.exchange]
     words += ["--checkpoints"] if result.keeps else ["--no-checkpoints"]
     words += ["--hosts", str(shape.hosts)] if shape.hosts else []
+    words += ["--slots", str(shape.slots)] if shape.slots else []
     words += ["--ranks", str(shape.ranks)] if shape.ranks > 1 else []
     return shlex.join([*words, *script])
 

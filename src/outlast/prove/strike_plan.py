@@ -79,6 +79,7 @@ class StruckFleet(msgspec.Struct, frozen=True, kw_only=True):
     keeps: bool  # checkpoints
     stranger: bool  # speaks to all of its sockets meanwhile
     strikes: tuple[Strike, ...]
+    from_training: bool = False  # the first waits from when all replicas train, and not from the first process on
 
     def __str__(self) -> str:
         size = f"{self.replicas}{f'+{self.spares}' if self.spares else ''} replicas, {self.agents} agents"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any
 import msgspec
 
 from outlast.core import events as ev
+from outlast.prove._command_answers import decoded, printed, words
 from outlast.prove._commit_log import CommitLog
 from outlast.prove._drive import Driven
 from outlast.prove._patience import Patience
@@ -41,7 +43,6 @@ _SAMPLE_S = 2.5
 _STRANGER_S = 0.05  # between two of a stranger's visits, in the mean
 _OVERDUE_S = 30.0  # what could not be undone for so long keeps nobody waiting
 _LEFT_S = 2.0  # for the kernel to end the children of a process that has ended
-_ANSWER_S = 30.0  # for a command that prints what the journal says
 
 
 class StrikeDone(msgspec.Struct, kw_only=True):
@@ -137,11 +138,13 @@ class Striker:
         record.started_s, record.unix_s = time.monotonic(), time.time()
         with self._launch(self.folder, self.fleet) as driven, self._beside(driven.process.pid):
             pending = list(self.fleet.strikes)
-            due_s = pending[0].wait_s if pending else 0.0
+            due_s = pending[0].wait_s if pending and not self.fleet.from_training else math.inf
             sample_s = _SAMPLE_S
             end_s = end_of(driven.process.pid)
             while not driven.wait(_LOOK_S):
                 self._look(driven)
+                if due_s == math.inf and pending and self._all_train(driven):
+                    due_s = self._now() + pending[0].wait_s
                 if pending and self._now() >= due_s and self._strike(driven, pending[0]):
                     pending.pop(0)
                     due_s = self._now() + (pending[0].wait_s if pending else 0.0)
@@ -205,7 +208,7 @@ class Striker:
         if any(end_s > now - _OVERDUE_S for end_s, _, _ in self._to_end) or now - moved_s < self._patience.seconds(now):
             return False
         self.record.hung = f"no step and no end for {now - moved_s:.1f} s; {self._patience.words(now)}"
-        self.record.status = _printed(["status", str(driven.run_dir)], self._environ)
+        self.record.status = printed(["status", str(driven.run_dir)], self._environ)
         return True
 
     def _ask(self) -> bool:
@@ -217,9 +220,9 @@ class Striker:
                 return False
             self._asking = None
             out, _ = process.communicate()
-            words = self._in_words() and process.returncode == 0
-            said = {} if words else _decoded(out) if process.returncode == 0 else {"error": out}
-            sample = StatusSample(asked_s=asked_s, answered_s=self._now(), said=said, text=out if words else "")
+            text = self._in_words() and process.returncode == 0
+            said = {} if text else decoded(out) if process.returncode == 0 else {"error": out}
+            sample = StatusSample(asked_s=asked_s, answered_s=self._now(), said=said, text=out if text else "")
             self.record.samples.append(sample)
             return True
         if (self.folder / "run" / "journal").exists() or any((self.folder / "run").glob("*")):
@@ -239,6 +242,10 @@ class Striker:
     def _in_words(self) -> bool:
         """Whether this question is for the form that people read: every other one."""
         return len(self.record.samples) % 2 == 1
+
+    def _all_train(self, driven: Driven) -> bool:
+        """Whether as many replicas as were asked for are in the view, and a step is made."""
+        return self.log.newest_s is not None and len(driven.members) >= self.fleet.replicas
 
     # --- striking ------------------------------------------------------------------------------------------------
     def _strike(self, driven: Driven, strike: Strike) -> bool:
@@ -333,9 +340,9 @@ class Striker:
         pids = {str(life.pid) for life in record.lives}
         shared = [f"/dev/shm/{p.name}" for p in Path("/dev/shm").iterdir() if pids & set(p.name.split("_"))]
         record.left += [*left, *temporary, *shared]
-        record.why = _printed(["why", str(run_dir)], self._environ)
-        record.status = record.status or _printed(["status", str(run_dir)], self._environ)
-        record.printed = {told: _words([told, str(run_dir)], self._environ) for told in ("why", "status")}
+        record.why = printed(["why", str(run_dir)], self._environ)
+        record.status = record.status or printed(["status", str(run_dir)], self._environ)
+        record.printed = {told: words([told, str(run_dir)], self._environ) for told in ("why", "status")}
 
 
 def _go_on(seen: Running) -> bool:
@@ -361,39 +368,3 @@ def _own_training(folder: Path, fleet: StruckFleet) -> Driven:
     script += ["--microbatches", str(MICROBATCHES), "--folder", str(folder)]
     environ = {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     return Driven(folder / "run", ["--config", str(config), "--probes", "127.0.0.1:0"], script, environ=environ)
-
-
-def _printed(command: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """What one of our commands prints with `--json`; with the key `error` where it fails."""
-    code, text = _answer([*command, "--json"], environ)
-    return {"error": text} if code else _decoded(text)
-
-
-def _words(command: list[str], environ: Mapping[str, str]) -> str:
-    """What it prints for people, or what it says where it fails."""
-    return _answer(command, environ)[1]
-
-
-def _answer(command: list[str], environ: Mapping[str, str]) -> tuple[int, str]:
-    """(exit code, what it printed; where that is not 0, with the end of what it complained of)."""
-    try:
-        process = subprocess.run(
-            [sys.executable, "-m", "outlast", *command],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return 1, f"no answer in {_ANSWER_S:g} s"
-    return process.returncode, process.stdout + process.stderr[-1000:] * bool(process.returncode)
-
-
-def _decoded(text: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(text)
-    except ValueError:
-        return {"error": f"not JSON: {text[:200]}"}
-    return found

@@ -127,6 +127,7 @@ def trace_from_events(
     last = max(max(e.time_h - zero, float(e.detail) - zero if e.what == "span" else 0.0) for e in events)
     seen = len({e.node for e in events})
     present = _present_h(events, zero, max(hours, last)) if joining else 0.0
+    first_up = {e.node: e.time_h - zero for e in reversed(events) if e.what == "up"} if joining else {}
     guess = f"machines watched: taken as the {seen} that appear; give their number if there are more"
     notes = () if nodes or joining else (guess,)
     return Trace(
@@ -140,6 +141,7 @@ def trace_from_events(
         rows_skipped=skipped,
         notes=notes,
         machine_hours=present,
+        joined=tuple(sorted((at_h, node) for node, at_h in first_up.items())),
     )
 
 

@@ -5,7 +5,7 @@ Invariant: rows read = rows used + rows skipped on purpose + rows with a problem
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -65,6 +65,8 @@ class Trace:
     notes: tuple[str, ...] = field(default=())
     machine_hours: float = 0.0
     """Hours that machines were there to fail; 0: all of them, all the time."""
+    joined: tuple[tuple[float, str], ...] = ()
+    """(when, who) of machines that joined and were not seen before, in order; of a fleet that machines join (spot)."""
 
     def __post_init__(self) -> None:
         if self.hours <= 0 or self.num_nodes < len({f.node for f in self.failures}):
@@ -107,4 +109,38 @@ class Trace:
         name = f"{self.name} [{start_h:.0f}, {end_h:.0f}) h"
         share = (end_h - start_h) / self.hours
         hours = self.machine_hours * share
-        return Trace(name=name, hours=end_h - start_h, num_nodes=self.num_nodes, failures=part, machine_hours=hours)
+        joined = tuple((at - start_h, node) for at, node in self.joined if start_h <= at < end_h)
+        return Trace(
+            name=name, hours=end_h - start_h, num_nodes=self.num_nodes, failures=part, machine_hours=hours,
+            joined=joined,
+        )  # fmt: skip
+
+    def by_place(self) -> Trace:
+        """The same failures, of places in the fleet instead of machines. In a fleet that machines join, who is taken
+        away does not come back: the next one that joins fills the place that is empty longest, and with no place empty
+        the fleet grows by one. A trace of machines that come back by themselves is returned as it is."""
+        if not self.joined:
+            return self
+        ended = sorted((number for number, f in enumerate(self.failures)), key=lambda n: self.failures[n].down_h)
+        up_h = [failure.up_h for failure in self.failures]
+        place: dict[str, str] = {}
+        empty: list[int] = []
+        for at_h, node in self.joined:
+            while ended and self.failures[ended[0]].down_h <= at_h:
+                empty.append(ended.pop(0))
+                _place_of(self.failures[empty[-1]].node, place)
+            if empty:
+                left = empty.pop(0)
+                up_h[left], place[node] = at_h, place[self.failures[left].node]
+            else:
+                _place_of(node, place)
+        failures = tuple(
+            replace(failure, node=_place_of(failure.node, place), up_h=up)
+            for failure, up in zip(self.failures, up_h, strict=True)
+        )
+        return replace(self, failures=failures)
+
+
+def _place_of(node: str, places: dict[str, str]) -> str:
+    """The machine's place; a new one if it has none yet."""
+    return places.setdefault(node, f"place {1 + len(set(places.values())):04}")
