@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ import pytest
 from outlast.cli import main
 from outlast.cli._campaign_file import campaign_file
 from outlast.core import events as ev
-from outlast.errors import ConfigError
 from outlast.prove._commit_log import Commit
 from outlast.prove.catalogue import CATALOGUE
 from outlast.prove.schedule_shrinking import shrink
@@ -31,7 +29,6 @@ from outlast.prove.script_plan import KINDS, PHASES, ScriptFleet, Shape, drawn, 
 from outlast.prove.script_report import ProofReport, proof_of
 from outlast.prove.strike_findings import StrikeFinding, Undisturbed
 from outlast.prove.striker import StrikeDone, StrikeRecord
-from outlast.prove.trace_schedule import Hit, busiest
 from outlast.runtime.settings.fault_points import Fault
 
 CHROMIUM = shutil.which("chromium")
@@ -368,60 +365,6 @@ def test_what_injects_a_fault_is_a_command_that_exists(command: str, capsys: pyt
     assert main([*words[1:3], "--help"]) == 0
     told = capsys.readouterr().out
     assert all(word in told for word in words[3:] if word.startswith("--"))
-
-
-# --- a failure log ---------------------------------------------------------------------------------------------------
-HITS = [
-    Hit(1.0, "n7", ""), Hit(50.0, "n1", "gpu"), Hit(50.5, "n2", "NCCL timeout"), Hit(51.0, "n1", "gpu"),
-    Hit(99.0, "n3", ""),
-]  # fmt: skip
-
-
-def test_the_busiest_stretch_of_a_log_becomes_seconds() -> None:
-    stretch = busiest(HITS, hours=2.0, most=8)
-    assert (stretch.start_h, stretch.machines, stretch.failures) == (50.0, 2, 3)
-    strikes, faults = read_schedule(stretch.schedule(replicas=2, begin_s=4.0, length_s=14.0))
-    assert faults == ()
-    assert [strike.wait_s for strike in strikes] == [4.0, 2.25, 2.25], "two hours are nine seconds"
-    assert [strike.named for strike in strikes] == ["kill", "stop", "kill"]
-    assert [strike.pick for strike in strikes] == [0.25, 0.75, 0.25], "a machine that fails again is the same replica"
-    assert stretch.scale(4.0, 14.0) == pytest.approx(2 / 9)
-    assert busiest(HITS, hours=1000.0, most=8).hits == tuple(HITS)
-    few = busiest(HITS, hours=1000.0, most=2)
-    assert (few.hits, few.failures) == (tuple(HITS[:2]), 5)
-
-
-def test_hosts_are_away_for_as_long_as_their_machines_were() -> None:
-    hits = [
-        Hit(0.0, "n1", "", 1.0), Hit(0.5, "n3", "", 0.6), Hit(1.5, "n2", "NCCL timeout", None),
-        Hit(2.0, "n1", "", 2.001), Hit(3.0, "n2", "", 4.0),
-    ]  # fmt: skip
-    stretch = busiest(hits, hours=9.0, most=8)
-    strikes, faults = read_schedule(stretch.schedule_of_hosts(3, begin_s=4.0, length_s=14.0))
-    assert faults == ()
-    assert [strike.named for strike in strikes] == ["power", "hang", "power"], "n3 is on n1's host, which is away"
-    assert [strike.continue_s for strike in strikes] == [1.0, 9.0, 0.2], "n2 was not seen again"
-    assert [strike.wait_s for strike in strikes] == [4.0, 1.5, 0.5]
-    assert {strike.roles[0] for strike in strikes} == {"host"}
-    assert [strike.pick for strike in strikes] == [0.25, 0.75, 0.25]
-
-
-@pytest.mark.parametrize(
-    ("hits", "hours", "most"), [([], 24.0, 8), (HITS, 0.0, 8), (HITS, math.nan, 8), (HITS, 24.0, 0)]
-)
-def test_a_stretch_that_is_none_is_refused(hits: list[Hit], hours: float, most: int) -> None:
-    with pytest.raises(ConfigError, match="of a log with"):
-        busiest(hits, hours, most)
-
-
-def test_a_trace_needs_a_log_that_can_be_read_and_a_script(tmp_path: Path) -> None:
-    script = str(Path(__file__).parent / "scripts" / "cnn.py")
-    log = tmp_path / "log.csv"
-    log.write_text("time_h,node,event,level,class,desc\n1,n1,down,a,b,c\n")
-    assert main(["prove", "trace", "--preset", "infinitehbd", str(log)]) == 2
-    assert main(["prove", "trace", str(log), script]) == 2
-    assert main(["prove", "trace", "--preset", "infinitehbd", str(tmp_path / "none.csv"), script]) == 2
-    assert main(["prove", "trace", "--preset", "infinitehbd", "--hours", "0", str(log), script]) == 2
 
 
 # --- a campaign that goes on -----------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""A small network whose microbatches take as long as a device would: the processor is free meanwhile, so that what else
-goes on on the machine (hosts that start again) is paid for by nobody's steps.
+"""A small network whose steps take as long as a device would. The processor is free meanwhile, so what else goes on
+on the machine (hosts that start again) is paid for by nobody's steps; a step takes as long however many share it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--takes", type=float, default=0.1, help="seconds, each microbatch")
+    parser.add_argument("--takes", type=float, default=0.1, help="seconds, each step")
     args = parser.parse_args()
     run = outlast.join()
     torch.manual_seed(0)
@@ -43,8 +43,8 @@ def main() -> None:
         model, optimizer, Points(), global_batch_size=4 * args.microbatches, microbatches=args.microbatches, seed=0
     )
     for step in training.steps(until=args.steps):
+        device.wait(args.takes)
         for points, labels in step:
-            device.wait(args.takes)
             step.backward(functional.cross_entropy(model(points), labels))
 
 
