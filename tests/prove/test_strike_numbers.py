@@ -89,6 +89,22 @@ def test_a_downtime_of_nothing_is_a_lie_where_commits_stopped() -> None:
     assert found(seen(recovered(downtime_s=0.0, microbatches_recomputed=0), commits=calm)) == set()
 
 
+def test_a_step_as_long_as_all_others_is_no_standstill_however_many_commit_it() -> None:
+    both = [Commit(1006.0 + 0.3 * step, step, "0x1p0", who) for step in range(32) for who in ("r0.1", "r1.1")]
+    after_s = both[-1].at_s
+    slow = [
+        *both,
+        *(
+            Commit(after_s + 0.3 * (1 + n), 32 + n, "0x1p0", f"r{who}.1")
+            for n in range(STEPS - 32) for who in (1, 2, 3)
+        ),
+    ]  # fmt: skip
+    calm = recovered(downtime_s=0.0, microbatches_recomputed=0)
+    assert found(seen(calm, commits=slow)) == set()
+    late = [commit._replace(at_s=commit.at_s + 2.0 * (commit.step >= 32)) for commit in slow]
+    assert "why: downtime" in found(seen(calm, commits=late))
+
+
 def test_a_standstill_of_which_nothing_is_told_at_all_is_found() -> None:
     assert found(seen()) == {"why: downtime"}
     stall = ev.Stall(at_s=COMMITTED_S, step=180, seconds=1.0, usual_s=0.05, replica="r1.1", phase="body")
