@@ -7,11 +7,15 @@ import math
 from pathlib import Path
 
 import pytest
+from tests.prove.test_script_report import report, result
 
 from outlast.cli import main
+from outlast.cli._prove_report import exit_code, replayed_words
 from outlast.errors import ConfigError
+from outlast.plan.replay_comparison import ReplayComparison, ReplayCosts
 from outlast.plan.traces import read_trace
 from outlast.prove.host_namespaces import unavailable
+from outlast.prove.script_page import page_of
 from outlast.prove.script_plan import Shape, planned, read_schedule, schedule_of
 from outlast.prove.striker import StrikeDone, Striker, StrikeRecord
 from outlast.prove.trace_outcome import outages_of, outcome_of
@@ -134,9 +138,13 @@ def test_strikes_wait_for_the_last_replica_and_for_a_step(tmp_path: Path) -> Non
     striker, run = Striker(tmp_path, fleet), Driven()
     run.members = ["r0.1", "r1.1"]
     assert not striker._all_train(run), "no step is made"  # type: ignore[arg-type]
-    (tmp_path / "commits" / "r0.1.7").write_text("0 1.0 0x1p0\n")
+    lines = [f"{step} {1.0 + step} 0x1p0\n" for step in range(11)]
+    (tmp_path / "commits" / "r0.1.7").write_text("".join(lines[:3]))
     striker.log.read()
-    assert striker.log.newest_s is not None
+    assert not striker._all_train(run), "too few to know how long one takes"  # type: ignore[arg-type]
+    with (tmp_path / "commits" / "r0.1.7").open("a") as log:
+        log.write("".join(lines[3:]))
+    striker.log.read()
     assert striker._all_train(run)  # type: ignore[arg-type]
     run.members = ["r0.1"]
     assert not striker._all_train(run)  # type: ignore[arg-type]
@@ -172,6 +180,29 @@ def test_hosts_with_room_for_others_are_no_machines_of_a_plan(shape: Shape, repl
 def test_no_trace_is_compared_where_none_was_replayed() -> None:
     fleet = planned(0, 1, Shape(replicas=2, spares=0), "1:kill:replica:0.1", 1, "auto", True)
     assert outcome_of(fleet, Shape(), StrikeRecord(started_s=0.0, unix_s=0.0), []) is None
+
+
+def told(apart: float) -> ReplayComparison:
+    costs = ReplayCosts(
+        stall_s=1.5, stalls=3, join_s=0.5, joins=2, return_s=None, returns=0, write_s=0.02, saves=4, interval_s=9.0,
+        step_s=0.2,
+    )  # fmt: skip
+    return ReplayComparison(
+        measured=0.5 * (1 + apart), predicted=0.5, points=50 * apart, apart=apart, bound=0.05,
+        within=abs(apart) <= 0.05, seconds=80.0, outages=3, away=0.2, measured_shares={"productive": 0.5, "stalled": 0.01},
+        predicted_shares={"productive": 0.5}, costs=costs,
+    )  # fmt: skip
+
+
+def test_what_it_came_to_is_told_and_fails_nothing_unless_asked() -> None:
+    near, off = (report(result(0, replayed=told(apart))) for apart in (-0.04, 0.2))
+    assert (exit_code(near, strict=True), exit_code(off, strict=False), exit_code(off, strict=True)) == (0, 0, 8)
+    assert "48.0 % measured, 50.0 % by outlast plan for the same 3 outages" in replayed_words(told(-0.04))
+    assert "-2.0 points, -4.0 %; within 5 %" in replayed_words(told(-0.04))
+    assert "+20.0 %; NOT within 5 %" in replayed_words(told(0.2))
+    assert "a return none was seen" in replayed_words(told(0.2))
+    assert "not within 5 %" in page_of(off)
+    assert "Beside the plan" not in page_of(report(result(0)))
 
 
 # --- real hosts ------------------------------------------------------------------------------------------------------

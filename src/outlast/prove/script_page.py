@@ -11,6 +11,7 @@ from xml.sax import saxutils
 
 import msgspec
 
+from outlast.plan.replay_comparison import ReplayComparison
 from outlast.prove.script_figures import CountGrid
 from outlast.prove.script_report import ProofReport, command_of
 
@@ -60,6 +61,7 @@ def page_of(report: ProofReport) -> str:
         _downtimes(report.downtimes_s),
         _spreads(report),
         _foreseen(report),
+        *(_replayed(result.replayed) for result in report.results if result.replayed is not None),
         _runs(report),
         _list("Numbers of status and why that were not so", report.numbers),
         _list("Worth a look", report.notes),
@@ -145,6 +147,20 @@ def _foreseen(report: ProofReport) -> str:
         f"<b>{100 * found.predicted:.1f} %</b> predicted for the {found.held_against} runs with odd numbers, from what "
         f"faults cost in the {found.learnt_from} with even ones; <b>{100 * found.observed:.1f} %</b> observed "
         f"({off:+.1f} points).</p>"
+    )
+
+
+def _replayed(found: ReplayComparison) -> str:
+    """A trace's useful time beside the plan's, account by account."""
+    rows = [
+        (name, f"{100 * seen:.1f} %", f"{100 * found.predicted_shares.get(name, 0.0):.1f} %")
+        for name, seen in found.measured_shares.items()
+    ]
+    return (
+        f"<h2>Beside the plan</h2><p>Useful time of {found.seconds:.1f} s: <b>{100 * found.measured:.1f} %</b> measured, <b>"
+        f"{100 * found.predicted:.1f} %</b> by outlast plan for the same {found.outages} outages at what they cost "
+        f"this run: {found.points:+.1f} points, {100 * found.apart:+.1f} %, {'' if found.within else 'not '}within "
+        f"{100 * found.bound:g} %.</p>{_table(('account', 'run', 'plan'), rows, 1)}"
     )
 
 

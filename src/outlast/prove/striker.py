@@ -42,6 +42,7 @@ SLOW = "SLOW"
 _SAMPLE_S = 2.5
 _STRANGER_S = 0.05  # between two of a stranger's visits, in the mean
 _OVERDUE_S = 30.0  # what could not be undone for so long keeps nobody waiting
+_KNOWN_STEPS = 10
 _LEFT_S = 2.0  # for the kernel to end the children of a process that has ended
 
 
@@ -244,8 +245,8 @@ class Striker:
         return len(self.record.samples) % 2 == 1
 
     def _all_train(self, driven: Driven) -> bool:
-        """Whether as many replicas as were asked for are in the view, and a step is made."""
-        return self.log.newest_s is not None and len(driven.members) >= self.fleet.replicas
+        """Whether as many replicas as were asked for are in the view, and the run knows how long its steps take."""
+        return self.log.newest_step() >= _KNOWN_STEPS and len(driven.members) >= self.fleet.replicas
 
     # --- striking ------------------------------------------------------------------------------------------------
     def _strike(self, driven: Driven, strike: Strike) -> bool:
