@@ -74,7 +74,7 @@ def one_run(rng: random.Random, wall_s: float, gap_s: float, interval_s: float) 
         if rng.random() < dt / gap_s * running / 3:
             if running == 1:
                 losses, waiting, work = losses + 1, True, kept
-            down = down + COSTS.stall_s if running > 1 else 0.0
+            down = max(down, COSTS.stall_s) if running > 1 else 0.0
             back.append(now + COSTS.empty_s)
     return work / wall_s, losses
 

@@ -45,7 +45,7 @@ def one_run(s: dict[str, Any], rng: random.Random) -> tuple[float, int]:
             return (kept + trained) / s["wall_s"], failures
         failures += 1
         if rng.random() < s["masked"]:
-            down += s["stall_s"]
+            down = max(down, s["stall_s"])
         elif rng.random() < s["foretold"] and acts:
             kept, at, down = kept + trained, 0.0, max(down, s["planned_s"])
         else:

@@ -121,6 +121,14 @@ def test_who_is_struck_again_on_the_way_back_was_away_all_the_while() -> None:
     assert found.costs.return_s == pytest.approx((1.0 + BACK_S) / 2), "from the second time that it was back"
 
 
+def test_hosts_that_go_together_hold_training_up_once() -> None:
+    run, outages = outlived(lost=1)
+    together = [HostOutage(host=f"h{host}", at_s=outages[0].at_s + 0.1 * host, until_s=None) for host in (2, 3)]
+    alone, found = told(run, outages), told(run, [*outages, *together])
+    more_s = (found.predicted_shares["recovery"] - alone.predicted_shares["recovery"]) * found.seconds
+    assert more_s < STALL_S, "a loss that comes while one is dealt with is dealt with in the view that follows"
+
+
 def test_outages_beyond_the_stretch_count_as_far_as_they_lie_in_it() -> None:
     run, outages = outlived(lost=1)
     before = HostOutage(host="h2", at_s=1.0, until_s=2.0)

@@ -189,8 +189,8 @@ def told(apart: float) -> ReplayComparison:
     )  # fmt: skip
     return ReplayComparison(
         measured=0.5 * (1 + apart), predicted=0.5, points=50 * apart, apart=apart, bound=0.05,
-        within=abs(apart) <= 0.05, seconds=80.0, outages=3, away=0.2, measured_shares={"productive": 0.5, "stalled": 0.01},
-        predicted_shares={"productive": 0.5}, costs=costs,
+        within=abs(apart) <= 0.05, seconds=80.0, outages=3, away=0.2, costs=costs,
+        measured_shares={"productive": 0.5, "stalled": 0.01}, predicted_shares={"productive": 0.5},
     )  # fmt: skip
 
 

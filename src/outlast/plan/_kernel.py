@@ -216,7 +216,8 @@ class Kernel:
         masked = (draw < model.masked[kinds]) & ~self._alone(rows, kinds, repair_s + gone)
         plain = ~(masked | planned)
         if masked.any():
-            self.down[rows[masked]] += model.job.mask_stall_s
+            hit = rows[masked]  # who goes while another's going is dealt with is dealt with in the view that follows
+            self.down[hit] = np.maximum(self.down[hit], model.job.mask_stall_s)
             self.masked[rows[masked]] += 1
         if self.records is not None:
             here = np.minimum(model.nodes[kinds], self.machines.running[rows])

@@ -115,7 +115,7 @@ class Single(Kernel):
         gone = self.restarts.unfilled_one(min(ends, running))
         alone = (gone or repair_s.item() > 0) and running <= self._nodes[kind]
         if draw < self._masked[kind] and not alone:
-            self.down[0] += self.model.job.mask_stall_s
+            self.down[0] = max(self.down.item(), self.model.job.mask_stall_s)
             self.masked[0] += 1
         elif planned:
             self._plan_stop(rows)

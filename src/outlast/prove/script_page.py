@@ -157,9 +157,10 @@ def _replayed(found: ReplayComparison) -> str:
         for name, seen in found.measured_shares.items()
     ]
     return (
-        f"<h2>Beside the plan</h2><p>Useful time of {found.seconds:.1f} s: <b>{100 * found.measured:.1f} %</b> measured, <b>"
-        f"{100 * found.predicted:.1f} %</b> by outlast plan for the same {found.outages} outages at what they cost "
-        f"this run: {found.points:+.1f} points, {100 * found.apart:+.1f} %, {'' if found.within else 'not '}within "
+        f"<h2>Beside the plan</h2><p>Useful time of {found.seconds:.1f} s: <b>{100 * found.measured:.1f} %</b> "
+        f"measured, <b>{100 * found.predicted:.1f} %</b> by outlast plan for the same {found.outages} outages at what "
+        f"they cost this run: {found.points:+.1f} points, {100 * found.apart:+.1f} %, "
+        f"{'' if found.within else 'not '}within "
         f"{100 * found.bound:g} %.</p>{_table(('account', 'run', 'plan'), rows, 1)}"
     )
 
