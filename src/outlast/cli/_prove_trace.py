@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from outlast.cli._prove_report import exit_code, print_report, write_page
 from outlast.cli._prove_run import Options, check_file, prove, script_of
 
 if TYPE_CHECKING:
+    from outlast.plan.traces import Trace
     from outlast.prove.script_plan import Shape
     from outlast.prove.trace_schedule import Stretch
 
@@ -52,24 +54,12 @@ def trace(
     was. Judged as by `outlast prove run`; besides, useful time is told beside what `outlast plan` makes of the same
     outages at what they cost this run. The log stays where it is: none comes with outlast."""
     from outlast.plan.traces import read_trace, rows_wanted
-    from outlast.prove.script_plan import FROM_TRAINING
-    from outlast.prove.trace_schedule import Hit, busiest, replayed_s
 
     wanted = script_of(script, None, args or [], "trace", "LOG ")
     check_file(report)
-    found = read_trace(log, preset_name=preset, mapping_path=mapping, only=rows_wanted(only or [])).by_place()
-    hits = [Hit(f.down_h, f.node, f.kind, f.up_h if f.repair_known else None) for f in found.failures]
-    busiest(hits, hours, strikes, machines)  # what is none is known before hours have passed
+    found = read_trace(log, preset_name=preset, mapping_path=mapping, only=rows_wanted(only or []))
     replicas = replicas or (hosts - spares if hosts else 3)
-
-    def schedule(shape: Shape) -> str:
-        trains_s = shape.length_s - shape.begin_s
-        stretch = busiest(hits, faster * replayed_s(trains_s) / 3600 if faster > 0 else hours, strikes, machines)
-        among = f"{hosts - 1} hosts" if hosts else f"{replicas} replicas"
-        print(f"{found.name}: {_told(stretch, trains_s, among)}", file=sys.stderr, flush=True)
-        dealt = (hosts, stretch.schedule_of_hosts) if hosts else (replicas, stretch.schedule)
-        return f"{FROM_TRAINING},{dealt[1](dealt[0], trains_s)}"
-
+    schedule = _schedule_of(found, (hours, faster, strikes, machines), replicas, hosts)
     options = Options(
         script=wanted, faults="", runs=1, minutes=0.0, seed=0, replicas=replicas, spares=spares, schedule="", agents=1,
         exchange="auto", checkpoints=True, config=config, keep=keep, shrink=0, resume=None, planned=schedule,
@@ -82,6 +72,29 @@ def trace(
     else:
         print_report(proof)
     return exit_code(proof, strict)
+
+
+def _schedule_of(
+    trace: Trace, wanted: tuple[float, float, int, int], replicas: int, hosts: int
+) -> Callable[[Shape], str]:
+    """What is struck, once it is known how long a run takes. `wanted`: hours, how many times as fast, strikes and
+    machines at most. ConfigError for a log that has no such stretch."""
+    from outlast.prove.script_plan import FROM_TRAINING
+    from outlast.prove.trace_schedule import Hit, busiest, replayed_s
+
+    hours, faster, strikes, machines = wanted
+    hits = [Hit(f.down_h, f.node, f.kind, f.up_h if f.repair_known else None) for f in trace.by_place().failures]
+    busiest(hits, hours, strikes, machines)  # what is none is known before hours have passed
+
+    def schedule(shape: Shape) -> str:
+        trains_s = shape.length_s - shape.begin_s
+        stretch = busiest(hits, faster * replayed_s(trains_s) / 3600 if faster > 0 else hours, strikes, machines)
+        among = f"{hosts - 1} hosts" if hosts else f"{replicas} replicas"
+        print(f"{trace.name}: {_told(stretch, trains_s, among)}", file=sys.stderr, flush=True)
+        dealt = (hosts, stretch.schedule_of_hosts) if hosts else (replicas, stretch.schedule)
+        return f"{FROM_TRAINING},{dealt[1](dealt[0], trains_s)}"
+
+    return schedule
 
 
 def _told(stretch: Stretch, trains_s: float, among: str) -> str:
