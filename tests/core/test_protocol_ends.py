@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from outlast.core.protocol import Coordinator, Settings
+from outlast.core.protocol import Coordinator, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 
 
@@ -264,8 +265,53 @@ def test_who_has_yet_to_greet_a_new_coordinator_when_training_ends_is_told_of_th
     actions += c.handle(0.1, hello("r0.1", view=before.view, formed=True, committed=9, done=True, state="member"))
     assert c.ending is not None
     assert not [a for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Kill)]
-    told = c.handle(0.2, hello("r1.1", committed=9, state="ready"))
+    told = c.handle(0.2, hello("r1.1", committed=9, state="member", leaving=True))
     assert [a.message.reason for a in told if isinstance(a, m.Tell) and isinstance(a.message, m.Close)] == ["finished"]
+
+
+@pytest.mark.parametrize("last_to_greet", ["r1.1", "r2.1"])
+@pytest.mark.parametrize("state", ["ready", "member"])
+def test_a_new_coordinator_loses_nothing_before_everybody_has_greeted_it(state: Any, last_to_greet: str) -> None:
+    """Writer and coordinator have died after the last step. One that was being let in holds all steps, and goes on; who
+    holds no state is told that the run is over."""
+    c = ended(1)
+    record = next(a for a in c.handle(2.0, exited("r0.1", "signal")) if isinstance(a, m.Persist)).record
+    placed = {"r1.1": "a", "r2.1": "a"}
+    again = Coordinator(c.settings, 2, msgspec.structs.replace(record, placement=placed, outcome=""))
+    again.handle(0.0, m.AgentHello(agent="a", pid=1, members=("r1.1", "r2.1"), epoch=1))
+    assert not again.over
+    came = m.Hello(member="r1.1", agent="a", epoch=1, view=View(id=ViewId(1, 2), members=("r0.1", "r1.1")), state=state)
+    hellos = [came, hello("r2.1", state="joining")]
+    actions: list[m.Action] = []
+    for greeting in sorted(hellos, key=lambda greeting: greeting.member == last_to_greet):
+        actions += again.handle(0.1, greeting)
+    assert not again.over
+    assert again.view is not None
+    assert again.view.members == ("r1.1",)
+    closed = [a.to for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Close)]
+    assert closed == [("r2.1",)]
+    again.handle(0.2, m.Formed(member="r1.1", view=again.view.id, step=9))
+    again.handle(0.3, m.Done(member="r1.1", view=again.view.id, steps=9))
+    assert finish(again.handle(0.4, exited("r1.1"))).exit_code == 0
+
+
+def test_a_spare_that_greets_again_after_the_end_waits_on() -> None:
+    c = with_a_spare(max_restarts=0)
+    told = c.handle(1.5, hello("r1.1", state="ready", committed=9, serve=c.roster.peers["r1.1"].serve))
+    assert not [a for a in told if isinstance(a, m.Tell) and isinstance(a.message, m.Close)]
+    c.handle(2.0, exited("r0.1", "signal"))
+    assert c.view is not None
+    assert c.view.members == ("r1.1",)
+
+
+def test_after_the_end_a_process_that_cannot_start_is_waited_for_no_longer() -> None:
+    c = ended(1)
+    record = next(a for a in c.handle(2.0, exited("r0.1", "signal")) if isinstance(a, m.Persist)).record
+    again = Coordinator(c.settings, 2, msgspec.structs.replace(record, placement={"r1.1": "a"}, outcome=""))
+    again.handle(0.0, m.AgentHello(agent="a", pid=1, epoch=1))
+    assert not again.over
+    end = finish(again.handle(0.1, m.SpawnFailed(member="r1.1", error="no memory")))
+    assert (end.outcome, end.exit_code) == ("failed", 6)
 
 
 def test_training_that_is_lost_after_its_end_begins_again_from_a_checkpoint() -> None:

@@ -40,6 +40,7 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
     wanted: int = 0  # replicas that people asked for; 0: as many as the run was started with
     drained: tuple[str, ...] = ()  # hosts that get none
     leaving: tuple[str, ...] = ()  # members that people asked to go
+    outgoing: tuple[str, ...] = ()  # members that the view is without, to be let go once it has formed
     unpaid: tuple[str, ...] = ()  # slots whose next process people asked for
     stopping: str = ""  # why the run saves and stops, where its replicas are too few
     spares: int = -1  # as many as are held where that is left to outlast; -1: as many as the run was started with

@@ -58,6 +58,7 @@ def spawned(c: FleetState, now_s: float, spawned: m.Spawned) -> None:
 def spawn_failed(c: FleetState, now_s: float, failed: m.SpawnFailed) -> None:
     """An agent could not start a replica."""
     c.roster.drop(failed.member, now_s)
+    c.unheard.discard(failed.member)
     c.journal("notice", level="error", text=f"{failed.member} could not be started: {failed.error}")
 
 

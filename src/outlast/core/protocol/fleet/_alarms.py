@@ -162,5 +162,5 @@ def _act(c: FleetState, now_s: float, agent: str, found: AlarmDecision, members:
         for name in members:
             peer = c.roster.peers[name]
             peer.leaving = c.leaving = True
-            if peer.joined and name not in c.current:  # who has yet to say hello is told then
-                c.tell([name], c.departure())
+            if peer.joined:  # who has yet to say hello is told then
+                c.dismiss(name)

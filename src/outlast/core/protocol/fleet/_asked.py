@@ -211,8 +211,8 @@ def ask_out(c: FleetState, peers: Iterable[Peer]) -> None:
     for peer in peers:
         peer.leaving = c.leaving = True
         c.roster.asked_out.add(peer.name)
-        if peer.joined and peer.name not in c.current:
-            c.tell([peer.name], c.departure())
+        if peer.joined:
+            c.dismiss(peer.name)
 
 
 def check_state_stays(c: FleetState, out: Iterable[Peer], remedy: str) -> None:

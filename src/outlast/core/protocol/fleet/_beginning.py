@@ -108,6 +108,7 @@ def forget_view(c: FleetState) -> None:
     """All of the view are gone, and with them what it held: as if there had been none. Where a least number is asked
     for, others are waited for up to `start_s` once more: the driver's own wait for the first view may be over."""
     c.change = None
+    c.outgoing.clear()
     c.start = Start()
     c.set_views(None, None)
     if c.settings.min_replicas > 1:

@@ -63,10 +63,14 @@ def _message(c: FleetState, ending: m.Ending) -> m.Ended:
     return m.Ended(epoch=c.epoch, writer=ending.writer, settled=ending.ends.get(ending.writer) in ("well", "badly"))
 
 
-def greet(c: FleetState, peer: Peer) -> None:
-    """A member came back, or a replica that is none."""
+def greet(c: FleetState, peer: Peer, hello: m.Hello) -> None:
+    """A member came back, or a replica that is none. If that one holds the state, as a spare or because it was about to
+    come into the view, it waits like a spare that is ready: should all members die, nobody else has what was trained.
+    """
     if peer.name in c.current:
         _tell(c, peer.name)
+    elif hello.state in ("ready", "member") and not peer.leaving:
+        c.roster.mark(peer.name, "ready")
     else:
         c.tell([peer.name], m.Close(epoch=c.epoch, reason="finished"))
 
@@ -117,16 +121,14 @@ def _successor(ending: m.Ending, members: tuple[str, ...]) -> str:
 def _lost(c: FleetState, ending: m.Ending) -> None:
     """Nobody is left who could write: a spare, or from a checkpoint if there are any, else what was trained is gone."""
     assert c.view is not None
+    if c.unheard:
+        return  # after a restart: somebody may still say that it holds the state, and be further than who has said so
     c.ending = c.told_ended = None
     members, why = c.view.members, f"{ending.writer} died after the last step, before its script had ended"
     spares = [name for name in c.roster.having("ready") if not c.roster.peers[name].leaving]
     if spares:
-        wanted = c.settings.num_replicas
-        install(
-            c,
-            View(id=c.next_id(), members=tuple(spares[:wanted]), attached=tuple(spares[wanted:]), saved=c.saved),
-            why,
-        )
+        # all of them: who was on its way into the view may be a step ahead of the others, and the roll call tells
+        install(c, View(id=c.next_id(), members=tuple(spares), saved=c.saved), why)
         return
     if begin_again(c, members, why):
         c.done.clear()

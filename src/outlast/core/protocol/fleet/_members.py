@@ -33,11 +33,11 @@ def hello(c: FleetState, now_s: float, hello: m.Hello) -> None:
     peer.leaving, peer.going = peer.leaving or hello.leaving, peer.going or hello.leaving
     c.leaving = c.leaving or peer.leaving
     if c.ending is not None:
-        _ending.greet(c, peer)
+        _ending.greet(c, peer, hello)
     elif peer.name in c.current:
         _returning.member(c, peer, hello)
     elif peer.leaving:
-        c.tell([peer.name], c.departure())
+        _returning.leaver(c, peer, hello)
     else:
         _returning.outsider(c, peer, hello)
 
@@ -124,8 +124,7 @@ def departing(c: FleetState, now_s: float, going: m.Departing) -> None:
     for name in c.roster.alive(going.members):
         peer = c.roster.peers[name]
         peer.leaving = peer.going = c.leaving = True
-        if name not in c.current:
-            c.tell([name], c.departure())
+        c.dismiss(name)
 
 
 def done(c: FleetState, now_s: float, done: m.Done) -> None:

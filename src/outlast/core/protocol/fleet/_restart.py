@@ -27,6 +27,7 @@ def recover(c: FleetState, record: m.FleetRecord) -> None:
         c.roster.add(name, agent, "spawning").address = record.addresses.get(name, "")
     recall(c, record)
     c.view, c.planned = record.view, record.planned
+    _recall_outgoing(c, record)
     acting = dict.fromkeys(
         (record.view.members if record.view else ()) + (record.planned.members if record.planned else ())
     )
@@ -44,9 +45,19 @@ def recover(c: FleetState, record: m.FleetRecord) -> None:
     c.set_views(record.view, record.planned)
 
 
+def _recall_outgoing(c: FleetState, record: m.FleetRecord) -> None:
+    """Members that had left for a view that was not known to have formed: whether anybody carries the state on without
+    them is not known yet."""
+    c.outgoing = set(c.roster.alive(record.outgoing))
+    for name in c.outgoing:
+        c.roster.mark(name, "member")
+        c.roster.peers[name].leaving = c.leaving = True
+
+
 def _end_on(c: FleetState, record: m.FleetRecord, ending: m.Ending) -> None:
     """Training is over. Agents say again who has ended, and members that come back are told what they wait for."""
     c.ending = ending
+    c.unheard = set(record.placement).difference(record.view.members if record.view is not None else ())
     for name in record.view.members if record.view is not None else ():
         if name not in record.placement:
             c.roster.add(name, "", "gone")

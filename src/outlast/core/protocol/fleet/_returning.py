@@ -9,7 +9,7 @@ from outlast.core.protocol.fleet.change import begin
 from outlast.core.protocol.fleet.roster import Peer
 from outlast.core.protocol.fleet.state import FleetState
 
-__all__ = ["member", "outsider"]
+__all__ = ["leaver", "member", "outsider"]
 
 
 def member(c: FleetState, peer: Peer, hello: m.Hello) -> None:
@@ -58,6 +58,16 @@ def _remind(c: FleetState, peer: Peer, hello: m.Hello) -> None:
         c.tell([peer.name], c.install_message(view, "reminder"))
     elif hello.heard < c.orders:
         begin(c, f"{peer.name} missed an order")
+
+
+def leaver(c: FleetState, peer: Peer, hello: m.Hello) -> None:
+    """Somebody who was asked to go, and is of no view: it goes, unless it holds the state for a view that has yet to
+    form."""
+    if hello.state != "member":
+        c.outgoing.discard(peer.name)
+    elif peer.name in c.outgoing and c.change is not None:
+        c.change.acked.add(peer.name)  # its own view was dead before the one was installed that is over now
+    c.dismiss(peer.name)
 
 
 def outsider(c: FleetState, peer: Peer, hello: m.Hello) -> None:

@@ -29,13 +29,14 @@ def begin(c: FleetState, cause: str) -> None:
     if c.awaiting:
         c.disturbed = cause
         return
-    old = dict.fromkeys(c.view.members + (c.planned.members if c.planned else ()))
-    alive = c.roster.alive(old)
-    c.change = Change(upto=c.latest(), view=c.view.members, old=old, cause=cause, waiting=set(alive))
+    acting = c.roster.alive(dict.fromkeys(c.view.members + (c.planned.members if c.planned else ())))
+    old = dict.fromkeys(c.view.members + (c.planned.members if c.planned else ()) + tuple(sorted(c.outgoing)))
+    c.change = Change(upto=c.latest(), view=c.view.members, old=old, cause=cause, waiting=set(acting))
+    c.change.acked.update(c.roster.alive(c.outgoing - c.unheard))  # they left before this view was installed
     for name in c.roster.having("joining"):
         c.start_again(name)
     c.timer(f"ack:{c.change.upto}", c.settings.ack_s)
-    c.tell(alive, m.Notify(epoch=c.epoch, view=c.change.upto, cause=cause))
+    c.tell(acting, m.Notify(epoch=c.epoch, view=c.change.upto, cause=cause))
 
 
 def acknowledge(c: FleetState, name: str) -> None:
@@ -52,6 +53,7 @@ def demote(c: FleetState, name: str) -> None:
         c.change.old.pop(name, None)
         c.change.waiting.discard(name)
         c.change.acked.discard(name)
+        c.outgoing.discard(name)
         c.start_again(name)
         if c.roster.peers[name].leaving:
             c.tell([name], c.departure())
@@ -65,19 +67,26 @@ def try_install(c: FleetState, now_s: float) -> None:
     if change.doubts and _open_doubts(c, change):
         return
     alive = c.roster.alive(change.old)
+    of_view = {name for name in c.roster.alive(change.view) if name not in change.stale}
+    if of_view:  # who had left before it counts where nobody of it lives
+        alive = [name for name in alive if name not in c.outgoing]
     carriers = [name for name in alive if name in change.acked]
     fit = [name for name in carriers if name not in change.stale]
-    of_view = {name for name in c.roster.alive(change.view) if name not in change.stale}
     if not alive:
         _without_survivors(c, change)
     elif any(name in of_view for name in fit) or (fit and not of_view):
         _carry_on(c, change, fit)
     elif carriers and change.stale.issuperset(alive):  # whoever was ahead of them is gone: their own step is the newest
         _carry_on(c, change, carriers)
-    elif change.lease_out and (carriers or c.roster.count("ready") or not _some_will_answer(c, change)):
+    elif change.lease_out and change.waiting and _others_go_on(c, change):
         for name in sorted(change.waiting):
             c.condemn(name, "silent for longer than the lease")
         try_install(c, now_s)
+
+
+def _others_go_on(c: FleetState, change: Change) -> bool:
+    """Whether somebody is there to go on, or nobody is waited for whose host is heard of."""
+    return bool(change.acked) or c.roster.count("ready") > 0 or not _some_will_answer(c, change)
 
 
 def _some_will_answer(c: FleetState, change: Change) -> bool:
@@ -144,7 +153,8 @@ def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
     spares = [name for name in c.roster.having("ready") if name not in change.old and name not in stays]
     spares = well_linked_first(c, [name for name in spares if not peers[name].leaving])
     spares = other_hosts_first(c, spares, staying)
-    vacant = max(0, wanted - len(staying))
+    # Who goes takes no place: beside it the spares tell in the roll call whether they are ahead of it.
+    vacant = max(0, wanted - sum(not peers[name].leaving for name in staying))
     incoming, attached = spares[:vacant], tuple(spares[vacant:])
     members: list[str] = []
     for name in change.old:

@@ -51,6 +51,7 @@ from outlast.core.protocol.fleet import (
 from outlast.core.protocol.fleet import change as _change
 from outlast.core.protocol.fleet.roster import Settings
 from outlast.core.protocol.fleet.state import FleetState
+from outlast.core.protocol.fleet.views import let_go
 
 __all__ = ["Coordinator"]
 
@@ -126,6 +127,8 @@ class Coordinator(FleetState):
             self._spawn()  # nothing else may ever happen: of a fleet on one host nobody is left to say a word
         if self.over or self.change is not None:
             return
+        if self.outgoing and not self.unformed:
+            let_go(self)
         if self.view is None:
             _beginning.try_start(self, now_s)
         elif len(self.done.get(self.view.id, ())) == len(self.view.members):

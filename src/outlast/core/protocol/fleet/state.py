@@ -92,6 +92,7 @@ class FleetState:
         self.ever_formed = False
         self.unjoined = False  # it was told that the script seems not to join
         self.leaving = False  # some member was asked to go
+        self.outgoing: set[str] = set()  # members that the view is without: let go once it has formed (2)
         self.stay_told: set[str] = set()  # members that cannot leave though they were asked to, as was written down
         self.killed: set[str] = set()  # members whose agents were told to kill them
         self.began_with = settings.num_replicas
@@ -188,6 +189,11 @@ class FleetState:
     def departure(self) -> m.Close:
         return m.Close(epoch=self.epoch, reason=m.DEPARTED)
 
+    def dismiss(self, name: str) -> None:
+        """It was asked to go, and may: unless it is of the view, or needed until that has formed."""
+        if name not in self.current and name not in self.outgoing:
+            self.tell([name], self.departure())
+
     def contacts(self, view: View) -> dict[str, Any]:
         peers = self.roster.peers
         known = {name: peers[name] for name in view.members + view.attached if name in peers}
@@ -234,6 +240,7 @@ class FleetState:
             wanted=self.wanted,
             drained=tuple(sorted(self.roster.drained)),
             leaving=tuple(sorted(name for name in self.roster.asked_out if self.roster.is_alive(name))),
+            outgoing=tuple(sorted(self.roster.alive(self.outgoing))),
             unpaid=tuple(sorted(self.roster.unpaid)),
             stopping=self.shortage.stopping,
             spares=self.settings.num_spares if self.settings.auto_spares else -1,

@@ -7,7 +7,7 @@ from outlast.core.protocol.fleet._vacancies import noted
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.types import View
 
-__all__ = ["formation_s", "install"]
+__all__ = ["formation_s", "install", "let_go"]
 
 
 def install(c: FleetState, view: View, cause: str) -> None:
@@ -19,6 +19,10 @@ def install(c: FleetState, view: View, cause: str) -> None:
     noted(c, view)
     c.change, c.orders = None, 0
     c.set_views(view, None)
+    # They hold the state, and until the view has formed nobody knows that somebody of it does: its members may all be
+    # gone by then. So they are let go once it has (`let_go`), by this coordinator or the next.
+    departed = [name for name in c.roster.alive(before) if name not in c.current]
+    c.outgoing = {name for name in departed if c.roster.peers[name].leaving}
     c.reports.formed.clear()
     c.stalls.clear()
     c.persist()
@@ -32,9 +36,14 @@ def install(c: FleetState, view: View, cause: str) -> None:
         num_microbatches=c.num_microbatches,
     )
     tell_view(c, base, view, cause)
-    departed = [name for name in c.roster.alive(before) if name not in c.current]
-    c.tell([name for name in departed if c.roster.peers[name].leaving], c.departure())
     c.timer(f"form:{view.id}", formation_s(c, view))
+
+
+def let_go(c: FleetState) -> None:
+    """The view has formed: who left for it may go."""
+    outgoing, c.outgoing = c.roster.alive(sorted(c.outgoing)), set()
+    c.persist()
+    c.tell(outgoing, c.departure())
 
 
 def formation_s(c: FleetState, view: View) -> float:
