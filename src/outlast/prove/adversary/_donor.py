@@ -17,7 +17,6 @@ class SimulatedDonor:
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.feeds: dict[str, Feed] = {}
-        self.copies = owner.world.variant.copies()
 
     def _feed_to(self, joiner: str, serve: ServeId = (0, 0)) -> Feed:
         feed = self.feeds.get(joiner)
@@ -40,7 +39,7 @@ class SimulatedDonor:
         lo, hi = algebra.slice_of(view.members.index(self.owner.name), len(view.members))
         spans = [(b * algebra.BLOCKS + lo, b * algebra.BLOCKS + hi) for b in range(algebra.BUCKETS)]
         mine = {(first, last): tuple(self.owner.out[first:last]) for first, last in spans}
-        self.copies.decided(step, feeding=any(not feed.broken for feed in self.feeds.values()))
+        self.owner.copies.decided(step, feeding=any(not feed.broken for feed in self.feeds.values()))
         for feed in self.feeds.values():
             feed.put("outcome", SentOutcome(step, mine, self.owner.norm, last=self.owner.member.switching))
 
@@ -59,7 +58,7 @@ class SimulatedDonor:
 
     def flush(self, view: View) -> None:
         """Nothing of the old view follows; who is not attached to the new one is fed no more."""
-        self.copies.flushed()
+        self.owner.copies.flushed()
         for name in list(self.feeds):
             if name in view.members or name in view.attached:
                 self.feeds[name].put("flushed", view.id)

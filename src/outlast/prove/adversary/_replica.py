@@ -202,7 +202,7 @@ class SimulatedReplica(SimulatedSeat):
         mesh = self.in_view()
         outcome = self.world.variant.handed(self.out, self.norm)
         for name in todo.behind:
-            mesh.send(name, (_OUTCOME, todo.step, 0), (outcome, self.donor.copies.step == todo.step))
+            mesh.send(name, (_OUTCOME, todo.step, 0), (outcome, self.copies.step == todo.step))
         self.world.point("handover", self)
 
     def _take(self, todo: HandOver) -> bool:

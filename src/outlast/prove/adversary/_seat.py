@@ -61,6 +61,7 @@ class SimulatedSeat(Dialler, Owner):
         self.mesh: SimulatedMesh | None = None
         self.abandoned: dict[ViewId, SimulatedMesh] = {}
         self.early: dict[ViewId, list[tuple[str, Any, Any]]] = {}
+        self.copies = world.variant.copies()
         self.donor = SimulatedDonor(self)
         self.spare, self.audit = SimulatedJoiner(self), Auditor(self, agent.name)
         self.saves = SimulatedSaves(self) if scenario.save_every else None

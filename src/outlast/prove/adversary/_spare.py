@@ -155,6 +155,7 @@ class SimulatedJoiner:
     def replay(self, step: int, *, late: bool) -> None:
         self._apply_kept()
         outcome = self._outcomes.pop(step).value()
+        self.owner.copies.step = step  # what the loops had made of their state came with it, and is kept
         if late:
             self.kept = outcome
         else:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from outlast.core.protocol import Coordinator, Header, Member, Node, RollEntry, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.saves.commit import PartReport, SaveId
+from outlast.core.protocol.step.loop_copies import LoopCopies
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._kernel import EventHeap, SimulatedProcess
 from outlast.prove.adversary._network import Network
@@ -127,6 +128,7 @@ class Owner(Fellow):
 
     world: Surroundings
     mesh: ViewMesh | None
+    copies: LoopCopies
 
     def say(self, *messages: Any) -> None:
         raise NotImplementedError

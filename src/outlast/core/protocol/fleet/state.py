@@ -83,8 +83,7 @@ class FleetState:
         self.planned_entered = False  # some member is known to be in it
         self.change: Change | None = None
         self.start = Start()
-        self.orders = 0  # given in this view
-        self._number = 0  # of the newest view that was ever made
+        self.orders = self._number = 0  # given in this view; the number of the newest view that was ever made
         self.num_serves, self.saved = 0, 0  # saved: steps in the newest checkpoint that this run has published
         self.facts: dict[str, str] = {}
         self.over = False
