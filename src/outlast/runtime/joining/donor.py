@@ -61,13 +61,13 @@ class LaneDonor:
     def keep(self, meta: Meta) -> None:
         """A step is decided. Before it is applied, whenever its outcome is fed: keep what the loops had made of their
         state by then, if somebody is fed it, or may be handed it."""
-        self.streams = {name: stream for name, stream in self.streams.items() if not stream.broken}
         wanted = self._copies.decided(meta.step, feeding=bool(self.streams))
         self.engine.loop.keep(meta.step if wanted else None)
 
     def feed(self, order: FeedJoiners, meta: Meta) -> None:
         """My slices of a decided outcome to every joiner that I serve, with what was kept."""
-        live, lived = self.streams, self.engine.loop.kept
+        live = self.streams = {name: stream for name, stream in self.streams.items() if not stream.broken}
+        lived = self.engine.loop.kept
         if not live:
             return
         self.enter(Phase.SERVE_STREAM)

@@ -5,7 +5,7 @@ A joiner is fed it with each outcome. Who may be *handed* an outcome needs it as
 it: the loops have gone on. That is who was fed when the view ended in which the outcome was decided, and who was still
 catching up as a view began: nobody feeds that one from there on, and it comes into the next view a step behind. Two
 steps behind it would be stale. So of a view's first step every member keeps a copy, and of later ones only what it
-feeds.
+feeds, or fed until a stream ended: who has lost it may be let in with that one step missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class LoopCopies:
         self._first = True
 
     def decided(self, step: int, *, feeding: bool) -> bool:
-        """Whether a copy is to be made now, before the step is applied. `feeding`: somebody is fed its outcome."""
+        """Whether a copy is to be made now, before the step is applied. `feeding`: somebody is fed its outcome,
+        or would be, had the stream not broken since the step before."""
         first, self._first = self._first, False
         self.step = step if first or feeding else None
         return self.step is not None
