@@ -1,11 +1,17 @@
-"""What a donor keeps of what the loops made of their state, for who was fed."""
+"""What is kept of what the loops made of their state, for who was fed, and for who is handed an outcome."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
+
 from outlast.runtime.joining.donor import LaneDonor
+from outlast.runtime.training.engine import Engine
+from outlast.runtime.training.loop_state import Lived
+from outlast.runtime.training.step_checks import Meta
 
 
 class Loop:
@@ -13,10 +19,12 @@ class Loop:
 
     def __init__(self) -> None:
         self.steps: list[int | None] = []
+        self.kept: Any = None
 
     def keep(self, step: int | None) -> Any:
         self.steps.append(step)
-        return None
+        self.kept = None if step is None else Lived(step, b"own", torch.zeros(0, dtype=torch.uint8))
+        return self.kept
 
 
 def test_the_step_in_which_a_stream_is_found_broken_is_kept_and_none_after_it() -> None:
@@ -33,3 +41,22 @@ def test_the_step_in_which_a_stream_is_found_broken_is_kept_and_none_after_it() 
         donor.feed(order, SimpleNamespace(step=step))
     assert loop.steps == [7, None]
     assert donor.streams == {}
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("copied", [True, False])
+def test_who_was_handed_an_outcome_can_hand_it_on_with_what_the_loops_had_made(joined: bool, copied: bool) -> None:
+    """The giver may die next, and another that joined be a step behind. Whose own loop has begun the step has a copy to
+    make itself; who came in without one has none."""
+    first, second = Loop(), Loop()
+    if copied:
+        first.kept = Lived(9, b"theirs", torch.ones(3, dtype=torch.uint8))
+    meta = Meta(step=9, loss=0.0, norm=None, used=b"", buffers=(), output=0)
+    giver: Any = SimpleNamespace(loop=first, newest=meta)
+    taker: Any = SimpleNamespace(loop=second, newest=meta, hold=lambda meta, lived: None)
+    told = Engine.told(giver, joined=True)
+    Engine.heard(taker, told, joined=joined)
+    if copied:
+        assert Engine.told(taker, joined=True) == told
+    else:
+        assert second.steps == ([] if joined else [9])

@@ -218,6 +218,7 @@ class SimulatedReplica(SimulatedSeat):
         if self.spare.came_in and not with_copy:
             what = f"{self.name}, which came in by replaying, was handed step {self.member.committed} alone"
             self.world.oracle.violated("Bits", f"{what}, without what the loops had made of their state")
+        self.copies.step = self.member.committed  # it may have to hand this on
         self.apply(outcome)
         self._handed = True
         self.world.oracle.applied(self, "hand-over", self.member.committed + 1)

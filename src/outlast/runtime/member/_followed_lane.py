@@ -276,7 +276,7 @@ class FollowedLane:
 
     def _settle(self, word: say.SettleOutcome) -> None:
         told, self._told = self._told, b""
-        meta = self.engine.heard(told)
+        meta = self.engine.heard(told, joined=self._joined)
         if not self._joined:
             self.engine.live(self.enter)
         self.committed = meta.step + 1

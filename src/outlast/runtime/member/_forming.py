@@ -159,7 +159,7 @@ class Forming(MemberSeat):
         self.enter(Phase.HAND_OVER_RECEIVE)
         joined = self.engine.late is not None
         self.engine.settle(self.enter)
-        meta = self.engine.heard(self.plane.take(todo.step, todo.donor))
+        meta = self.engine.heard(self.plane.take(todo.step, todo.donor), joined=joined)
         if not joined:
             self.engine.live(self.enter)
         self.pace.record(meta.step, meta.loss)

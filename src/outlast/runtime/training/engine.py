@@ -206,13 +206,18 @@ class Engine(Microbatches):
         lived = (kept.plain, kept.data.numpy().tobytes()) if kept is not None else (b"", b"")
         return msgspec.msgpack.encode((msgspec.msgpack.encode(self.newest), *lived))
 
-    def heard(self, told: bytes) -> Meta:
-        """What `told` gave: held, until it is applied."""
+    def heard(self, told: bytes, *, joined: bool) -> Meta:
+        """What `told` gave: held, until it is applied. `joined`: this replica came in by replaying, else its loop has
+        begun the step. Whoever gave it may die next; then this one hands it on, with what the loops had made."""
         text, plain, data = msgspec.msgpack.decode(told, type=tuple[bytes, bytes, bytes])
         meta = msgspec.msgpack.decode(text, type=Meta)
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else raw(torch.empty(0))
-        self.hold(meta, Lived(meta.step, plain, flat) if plain else None)
-        self.loop.kept = self._lived  # should the view end before all have it, I hand it on
+        lived = Lived(meta.step, plain, flat) if plain else None
+        if lived is not None or joined:
+            self.loop.kept = lived
+        else:
+            self.loop.keep(meta.step)
+        self.hold(meta, lived)
         return meta
 
     @property
