@@ -37,7 +37,7 @@ class Change:
 
     upto: ViewId
     view: tuple[str, ...]  # members of the view that holds the state
-    old: dict[str, None]  # these, and those of a planned successor that may have taken effect
+    old: dict[str, None]  # these, those of a planned successor that may have taken effect, and `outgoing`
     cause: str
     waiting: set[str]  # alive and not yet heard to have left
     acked: set[str] = field(default_factory=set)
