@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
-from outlast.runtime.exchange import _rendezvous
+from outlast.runtime.exchange import _rendezvous, c10d_plane
 from outlast.runtime.exchange._rendezvous import LOOPBACK, ViewStore
 from outlast.runtime.exchange.c10d_plane import open_store
 from outlast.runtime.transport.endpoints import listen_on
@@ -111,6 +111,20 @@ def test_a_view_that_ends_keeps_nobody_waiting_for_its_keys() -> None:
     store.give_up()
     thread.join(30)
     assert failed == ["the group's members did not all come"]
+
+
+def test_nobody_reaches_torchs_own_store_before_torch_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then whoever looks from outside would take it for one of the run's ports, by the callers that may wait."""
+    given: list[tuple[str, int, int]] = []
+
+    def store(host: str, port: int, *, master_listen_fd: int, **_: Any) -> None:
+        with socket.socket(fileno=master_listen_fd) as sock:
+            given.append((*sock.getsockname(), sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)))
+
+    monkeypatch.setattr(c10d_plane, "TCPStore", store)
+    _, address = open_store()
+    host, _, port = address.rpartition(":")
+    assert given == [(host, int(port), 0)]
 
 
 def test_torchs_own_store_listens_at_one_address_only() -> None:

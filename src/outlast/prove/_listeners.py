@@ -4,7 +4,7 @@ Role: no listener is named here, so a new one is found without a word in this fi
 code alone (launcher, coordinator, agents, the page's server) every listener is the run's. Those in which the training
 script runs (replicas, their ranks, the process that they are forked from) have others as well: the script's own, and
 torch's (its store, Gloo, NCCL), before which outlast cannot stand. There a unix socket is known by its name, a port
-by the backlog that `listen_on` alone asks for; torch's stores ask for another as they take a socket over.
+by the backlog that `listen_on` alone asks for; torch itself listens on the sockets of its stores, with another.
 """
 
 from __future__ import annotations
@@ -93,7 +93,19 @@ def _owners(launcher: int, run_dir: Path) -> Iterator[_Owner]:
             owner = waiting.pop()
             seen.add(owner.pid)
             yield owner
-            waiting += [_child(owner, pid) for pid in _children(owner.pid) if pid not in seen]
+            for pid in _children(owner.pid):
+                if pid not in seen and (owner.script or _has_begun(pid, owner.pid)):
+                    waiting.append(_child(owner, pid))
+                seen.add(pid)
+
+
+def _has_begun(pid: int, parent: int) -> bool:
+    """Whether it is more than a copy of its parent, before its exec: a copy has its parent's listeners, as one more
+    process beside the launcher."""
+    try:
+        return (_PROC / f"{pid}/cmdline").read_bytes() != (_PROC / f"{parent}/cmdline").read_bytes()
+    except OSError:  # it is gone
+        return False
 
 
 def _alone(pid: int) -> _Owner:

@@ -33,7 +33,7 @@ from outlast.runtime.exchange.plane import Enter, ExchangeTask, Reduction, print
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.transport.connections import decoded
-from outlast.runtime.transport.endpoints import listen_on
+from outlast.runtime.transport.endpoints import bound_to
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.peer_messages import Extra, Hand, SumsReady
 from outlast.runtime.view.rounds import WANTED
@@ -45,7 +45,8 @@ __all__ = ["LOOPBACK", "NetworkPlane", "open_store"]
 def open_store(host: str = LOOPBACK) -> tuple[Any, str]:
     """This member's own store, and its address: (store, host:port). `host`: an address of this machine, the only one at
     which it listens; left to itself torch takes all there are."""
-    sock = listen_on(host)
+    # torch listens, not this: with a backlog of ours until then it would be taken for a port of the run.
+    sock = bound_to(host)
     port = sock.getsockname()[1]
     store = TCPStore(
         host,

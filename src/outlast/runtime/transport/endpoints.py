@@ -20,6 +20,7 @@ from outlast.errors import ConfigError, EnvironmentFault
 __all__ = [
     "BACKLOG",
     "HANDED_ON",
+    "bound_to",
     "caller_for",
     "data_address",
     "handed_on",
@@ -104,12 +105,22 @@ def _family(host: str) -> int:
 
 def listen_on(host: str, port: int = 0) -> socket.socket:
     """A socket that listens at this address of this machine. OSError."""
+    sock = bound_to(host, port)
+    try:
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def bound_to(host: str, port: int = 0) -> socket.socket:
+    """A socket that has this address of this machine, for others to listen on: nobody reaches it yet. OSError."""
     sock = socket.socket(_family(host), socket.SOCK_STREAM)
     try:
         if port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(BACKLOG)
     except OSError:
         sock.close()
         raise
