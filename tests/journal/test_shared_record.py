@@ -26,6 +26,7 @@ from outlast.journal import (
     Journal,
     RunsInEtcd,
     SharedRecord,
+    _etcd,
     _runs_in_etcd,
     access_of,
     check_reachable,
@@ -38,6 +39,7 @@ from outlast.runtime.host.joined import JoinOptions, _prepared
 
 pytestmark = pytest.mark.process
 SECRET = b"s" * 32
+PATIENCE_S = 60.0  # with members that are well, and may wait for a processor
 Open = Callable[..., tuple[Journal, SharedRecord]]
 
 
@@ -62,11 +64,17 @@ def opened(tmp_path: Path, members: Members) -> Iterator[Open]:
         journal.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large requests, and passwords, which etcd hashes at length, take a busy machine more than a member is given."""
+    monkeypatch.setattr(_etcd, "_ONE_TRY_S", 20.0)
+
+
 def begin(journal: Journal, shared: SharedRecord, epoch: int, seat: str) -> bool:
     """Take the turn from whoever has it."""
     token = secrets.token_hex(4)
     mine = CoordinatorClaim(epoch=epoch, token=token, seat=seat, host=seat, address="h:1")
-    won = shared.take(shared.look(5.0), mine, 5.0)
+    won = shared.take(shared.look(PATIENCE_S), mine, PATIENCE_S)
     if won:
         journal.share(shared)
     return won
@@ -90,16 +98,16 @@ def test_a_coordinator_that_was_followed_writes_nothing(opened: Open) -> None:
     assert old.get("fleet") == b"two"
     assert not old.tell_end(0)
     assert new.tell_end(7)
-    assert first.look(5.0).end == 7
+    assert first.look(PATIENCE_S).end == 7
 
 
 def test_of_two_who_claim_at_once_one_has_the_turn(opened: Open) -> None:
     pairs = [opened(name) for name in "abc"]
-    seen = [shared.look(5.0) for _, shared in pairs]
+    seen = [shared.look(PATIENCE_S) for _, shared in pairs]
     won = []
     for at, (_, shared) in zip(seen, pairs, strict=True):
         mine = CoordinatorClaim(epoch=1, token=secrets.token_hex(4), seat="x", host="x", address="h:1")
-        won.append(shared.take(at, mine, 5.0))
+        won.append(shared.take(at, mine, PATIENCE_S))
     assert won == [True, False, False]
 
 
@@ -113,12 +121,12 @@ def test_the_story_is_whole_and_in_order_and_what_repeats_is_bounded(opened: Ope
     for number in range(600):
         journal.append(ev.StepAnatomy(at_s=1.0, replica="r", steps=number, seconds={}))
     assert journal.tell_end(0, 20.0)
-    told, since = opened("b")[1].story(0, 5.0)
+    told, since = opened("b")[1].story(0, PATIENCE_S)
     notes = [event.text for event in told if isinstance(event, ev.Notice)]
     assert notes == ["before", *map(str, range(250))]
     often = [event.steps for event in told if isinstance(event, ev.StepAnatomy)]
     assert often == list(range(600 - 512, 600))
-    assert shared.story(since, 5.0)[0] == []
+    assert shared.story(since, PATIENCE_S)[0] == []
 
 
 def test_what_was_not_written_with_the_run_s_secret_is_not_believed(opened: Open, members: Members) -> None:
@@ -127,10 +135,10 @@ def test_what_was_not_written_with_the_run_s_secret_is_not_believed(opened: Open
     assert journal.put(1, "fleet", b"true")
     _, stranger = opened("b", secret=b"x" * 32)
     with pytest.raises(EnvironmentFault, match="not written with this run's secret"):
-        stranger.look(5.0)
+        stranger.look(PATIENCE_S)
     etcd = Etcd(members.access)
-    place = next(row for row in etcd.range("/outlast/", 5.0)[0] if row.value.endswith(b"true"))
-    etcd.put_if(place.key, place.value, {place.key: place.value[:-4] + b"lies"}, 5.0)
+    place = next(row for row in etcd.range("/outlast/", PATIENCE_S)[0] if row.value.endswith(b"true"))
+    etcd.put_if(place.key, place.value, {place.key: place.value[:-4] + b"lies"}, PATIENCE_S)
     etcd.close()
     with pytest.raises(EnvironmentFault, match="not written with this run's secret"):
         journal.get("fleet")
@@ -153,7 +161,7 @@ def test_a_put_that_a_member_carries_out_late_puts_no_older_record_back(opened: 
     assert journal.put(1, "fleet", b"two")
     etcd = Etcd(members.access)
     for late in asked:  # each of them, as a member that was stopped would
-        assert not etcd._ask("kv/txn", late, 5.0).get("succeeded") or late is asked[-1]
+        assert not etcd._ask("kv/txn", late, PATIENCE_S).get("succeeded") or late is asked[-1]
         assert journal.get("fleet") == b"two"
     etcd.close()
     assert journal.held
@@ -169,7 +177,7 @@ def test_a_put_that_finds_another_s_late_one_done_is_tried_again(opened: Open, m
     def slipped(prefix: str, within_s: float, **more: Any) -> Any:
         found = ranged(prefix, within_s, **more)
         shared._etcd.range = ranged  # type: ignore[method-assign]
-        etcd.put_if(shared._turn.claim_key, shared._raw, {place: b"late"}, 5.0)
+        etcd.put_if(shared._turn.claim_key, shared._raw, {place: b"late"}, PATIENCE_S)
         return found
 
     shared._etcd.range = slipped  # type: ignore[method-assign]
@@ -186,9 +194,11 @@ def test_events_that_are_stored_twice_and_out_of_order_are_told_once_in_order(op
     for number in range(3):
         journal.append_many([note(f"{number}a"), note(f"{number}b")])
         assert journal.put(1, "fleet", str(number).encode())
-        rows = etcd.range(shared._prefix + "story/", 5.0)[0]
-        etcd.put_if(shared._turn.claim_key, shared._raw, {rows[0].key: rows[0].value}, 5.0)  # a copy, carried out late
-        found, since = follower.story(since, 5.0)
+        rows = etcd.range(shared._prefix + "story/", PATIENCE_S)[0]
+        etcd.put_if(
+            shared._turn.claim_key, shared._raw, {rows[0].key: rows[0].value}, PATIENCE_S
+        )  # a copy, carried out late
+        found, since = follower.story(since, PATIENCE_S)
         told += [event.text for event in found if isinstance(event, ev.Notice)]
     etcd.close()
     assert told == ["0a", "0b", "1a", "1b", "2a", "2b"]
@@ -203,17 +213,17 @@ def test_what_strangers_put_beside_the_story_and_the_sign_of_life_is_passed_over
     mine = CoordinatorClaim(epoch=0, token="", seat="b", host="b", address="h:2")
     seeker = TurnSeeker(follower, other, mine, run="R", may_begin=False, alive=lambda: None)
     etcd, beats = Etcd(members.access), shared._turn.beat_key
-    old = etcd.range(beats, 5.0, whole=False)[0][0].value
-    assert follower.look(5.0).beat == 0
-    etcd.put_if(shared._turn.claim_key, shared._raw, shared._turn.beat(shared._my_claim(), 3), 5.0)
-    assert not seeker._due(follower.look(5.0), 1.0, 1.0)
+    old = etcd.range(beats, PATIENCE_S, whole=False)[0][0].value
+    assert follower.look(PATIENCE_S).beat == 0
+    etcd.put_if(shared._turn.claim_key, shared._raw, shared._turn.beat(shared._my_claim(), 3), PATIENCE_S)
+    assert not seeker._due(follower.look(PATIENCE_S), 1.0, 1.0)
     junk = {shared._prefix + "story/00000009-x": b"junk", shared._prefix + "story/z": b"", beats: b"7"}
-    etcd.put_if(shared._turn.claim_key, shared._raw, junk, 5.0)
-    assert follower.look(5.0).beat == -1
+    etcd.put_if(shared._turn.claim_key, shared._raw, junk, PATIENCE_S)
+    assert follower.look(PATIENCE_S).beat == -1
     for at_s, stored in ((10.0, b"8"), (20.0, old), (29.9, b"")):  # neither is a sign of life
-        etcd.put_if(shared._turn.claim_key, shared._raw, {beats: stored}, 5.0)
-        assert not seeker._due(follower.look(5.0), at_s, at_s)
-    assert seeker._due(follower.look(5.0), 31.2, 31.2)
+        etcd.put_if(shared._turn.claim_key, shared._raw, {beats: stored}, PATIENCE_S)
+        assert not seeker._due(follower.look(PATIENCE_S), at_s, at_s)
+    assert seeker._due(follower.look(PATIENCE_S), 31.2, 31.2)
     etcd.close()
     for text in ("one", "two"):
         journal.append(note(text))
@@ -226,15 +236,15 @@ def test_what_strangers_put_beside_the_story_and_the_sign_of_life_is_passed_over
     assert "was not written by this run" in texts[1]
 
 
-def test_events_that_are_too_many_or_too_large_for_etcd_do_not_end_the_turn(opened: Open) -> None:
-    journal, shared = opened("a", lease_s=1.0)
+def test_events_that_are_too_many_or_too_large_for_etcd_do_not_end_the_turn(opened: Open, patient: None) -> None:
+    journal, shared = opened("a")
     assert begin(journal, shared, 1, "a")
     journal.append_many(note(f"{number} " + "x" * 100_000) for number in range(40))  # 4 MB, in batches of 100
     journal.append_many([note("y" * 2_000_000), note("last")])  # one that no member takes
     assert journal.put(1, "fleet", b"one")
-    assert journal.tell_end(0, 30.0)
+    assert journal.tell_end(0, PATIENCE_S)
     assert journal.held
-    told = [event.text for event in opened("b")[1].story(0, 5.0)[0] if isinstance(event, ev.Notice)]
+    told = [event.text for event in opened("b")[1].story(0, PATIENCE_S)[0] if isinstance(event, ev.Notice)]
     assert [text.partition(" ")[0] for text in told] == [*map(str, range(40)), "last"]
     with pytest.raises(EnvironmentFault, match="does not take what is asked") as refused:
         journal.put(1, "fleet", b"z" * 2_000_000)
@@ -258,26 +268,31 @@ def test_a_secret_finds_the_run_of_its_own_that_lives(
 
         def asked() -> str:
             end = time.monotonic() + 30.0
-            while (claim := runs.coordinator(5.0)) is None:
+            while (claim := runs.coordinator(PATIENCE_S)) is None:
                 assert time.monotonic() < end
             return claim.host
+
+        def asked_again_and_again() -> None:
+            """On a busy machine one that lives may give no sign for as long as it takes to tell runs apart."""
+            while True:
+                asked()
 
         runs = RunsInEtcd(members.access, mine)
         stack.callback(runs.close)
         run("another's", SECRET)
-        assert runs.ends(5.0) == []
-        assert run("over").end(5, 5.0)
-        assert runs.ends(5.0) == [5]
-        assert runs.coordinator(5.0) is None
+        assert runs.ends(PATIENCE_S) == []
+        assert run("over").end(5, PATIENCE_S)
+        assert runs.ends(PATIENCE_S) == [5]
+        assert runs.coordinator(PATIENCE_S) is None
         run("left").close()
         assert asked() == "left"  # whoever calls there finds out
-        assert sorted(runs.ends(5.0), key=str) == [5, None]
+        assert sorted(runs.ends(PATIENCE_S), key=str) == [5, None]
         run("living")
         assert asked() == "living"
         assert CoordinatorFinder(members.record, mine, {}).within(30.0) == ("h", 1)
         run("second")
         with pytest.raises(ConfigError, match="both go on"):
-            asked()
+            asked_again_and_again()
 
 
 def test_a_record_that_cannot_be_reached_is_told_before_anything_starts(members: Members) -> None:
@@ -288,15 +303,17 @@ def test_a_record_that_cannot_be_reached_is_told_before_anything_starts(members:
     assert "etcds:// for TLS" in fault.value.remedy
 
 
-def test_who_is_not_let_in_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_not_let_in_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient: None
+) -> None:
     with start_members(tmp_path) as closed:
         etcd, everything = Etcd(closed.access), {"key": "AA==", "range_end": "AA=="}
         for name, role in (("root", "root"), ("out", "any")):
-            etcd._ask("auth/user/add", {"name": name, "password": "pw"}, 5.0)
-            etcd._ask("auth/role/add", {"name": role}, 5.0)
-            etcd._ask("auth/user/grant", {"user": name, "role": role}, 5.0)
-        etcd._ask("auth/role/grant", {"name": "any", "perm": {"permType": "READWRITE", **everything}}, 5.0)
-        etcd._ask("auth/enable", {}, 5.0)
+            etcd._ask("auth/user/add", {"name": name, "password": "pw"}, PATIENCE_S)
+            etcd._ask("auth/role/add", {"name": role}, PATIENCE_S)
+            etcd._ask("auth/user/grant", {"user": name, "role": role}, PATIENCE_S)
+        etcd._ask("auth/role/grant", {"name": "any", "perm": {"permType": "READWRITE", **everything}}, PATIENCE_S)
+        etcd._ask("auth/enable", {}, PATIENCE_S)
         etcd.close()
         wrong = {"OUTLAST_ETCD_USER": "out", "OUTLAST_ETCD_PASSWORD": "hunter2"}
         for environ in ({}, wrong):

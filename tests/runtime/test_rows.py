@@ -95,7 +95,7 @@ def test_what_rules_remember_is_handed_to_joiners(fleet: Callable[..., Any]) -> 
     run.gate(30, "the first replacement was served", lambda: run.served("r1.2"))
     run.gate(40, "the first replacement", lambda: run.caught_up("r1.2"))
     run.gate(76, "the second replacement was served", lambda: run.served("r0.2"))
-    run.gate(80, "the second replacement", lambda: run.caught_up("r0.2"))
+    run.gate(80, "the second replacement, and members are told", lambda: run.placed("r0.2"))
     run.assert_unchanged(survivors={"r0.2", "r1.2", "r2.1"}, recoveries=2)
 
 

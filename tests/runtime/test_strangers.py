@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_ports
 
 from outlast.core import events as ev
 from outlast.observe import timeline
@@ -143,8 +143,7 @@ def test_strangers_where_the_ranks_of_a_replica_meet(fleet: Callable[..., Any], 
 
 @pytest.mark.campaign
 def test_strangers_at_the_ports_by_which_other_hosts_reach_replicas(fleet: Callable[..., Any]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     run = fleet(replicas=2, steps=20, gates=(3,), endpoint=f"127.0.0.1:{port}")
     kinds = {"tcp of the coordinator", "abstract unix of a replica", "tcp of a replica"}
     with Stranger(run.driven.run_dir, run.driven.process.pid, 17, pause_s=0.02) as stranger:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -42,7 +43,8 @@ def ask(line: http.client.HTTPConnection) -> int:
 
 def half(port: int, said: bytes) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", port), timeout=60.0)
-    sock.sendall(said)
+    with contextlib.suppress(ConnectionError):  # on a busy machine it is hung up on before it can say that
+        sock.sendall(said)
     return sock
 
 
@@ -56,10 +58,12 @@ def is_hung_up(sock: socket.socket) -> bool:
 
 @pytest.mark.parametrize("said", HALVES)
 def test_who_does_not_finish_a_request_is_hung_up_on(port: int, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bounded_http, "ASK_S", 0.05)
-    with half(port, said) as sock:
-        while not is_hung_up(sock):  # an answer may come before the end of what was asked
-            pass
+    with monkeypatch.context() as impatient:
+        impatient.setattr(_bounded_http, "ASK_S", 0.05)
+        with half(port, said) as sock:
+            while not is_hung_up(sock):  # an answer may come before the end of what was asked
+                pass
+    # Who asks in full has the usual time: of a busy machine this thread may have nothing for longer than that.
     assert ask(http.client.HTTPConnection("127.0.0.1", port, timeout=60.0)) == 200
 
 
