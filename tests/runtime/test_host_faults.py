@@ -267,8 +267,15 @@ def struck(tmp_path: Path, fleet: Callable[..., Any]) -> Iterator[Callable[..., 
         yield start
 
 
+SOAKS = 1, 3
+"""Fleets whose kinds of faults others of the first six have as well, on the same hosts: CI strikes with each kind."""
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", range(-(-NUM_FAULTS // A_FLEET)))
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(n, marks=[pytest.mark.soak] if n in SOAKS else []) for n in range(-(-NUM_FAULTS // A_FLEET))],
+)
 def test_hosts_fail_in_a_row(number: int, struck: Callable[..., Struck], record_property: Callable[..., None]) -> None:
     """Each kind once before any comes again, by turns with the coordinator on a host that trains, and on one that does
     not; two fleets in float32, two in bfloat16."""

@@ -89,6 +89,7 @@ def secured(tmp_path: Path, fleet: Callable[..., Any]) -> Iterator[Callable[...,
         yield made
 
 
+@pytest.mark.soak  # by TLS it is the same and more
 def test_the_host_of_the_coordinator_is_lost_for_good(shared: Callable[..., Hosts]) -> None:
     """Members and coordinator of a host at once, and one of etcd's members with them."""
     _loses_the_first(shared(replicas=4, steps=14, gates=(6,)))

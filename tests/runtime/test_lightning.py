@@ -43,7 +43,11 @@ def course(found: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     ("struck", "more", "replicas"),
-    [("r0.1", (), 2), ("r1.1", ("--precision", "bf16-mixed"), 2), pytest.param("r1.1", (), 3, marks=LONG)],
+    [
+        ("r0.1", ("--precision", "bf16-mixed"), 2),
+        pytest.param("r0.1", (), 2, marks=LONG),
+        pytest.param("r1.1", (), 3, marks=LONG),
+    ],
 )
 def test_a_lightning_module_outlasts_its_replicas(
     fleet: Callable[..., Any], tmp_path: Path, struck: str, more: tuple[str, ...], replicas: int

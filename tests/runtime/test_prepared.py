@@ -34,7 +34,7 @@ LONG = pytest.mark.soak, pytest.mark.timeout(600)
         ("accelerate", "r0.1", 2),
         ("lightning", "r1.1", 2),
         ("torchdata", "r0.1", 2),
-        ("torchdata", "r1.1", 2),
+        pytest.param("torchdata", "r1.1", 2, marks=LONG),
         *(pytest.param(library, "r1.1", 3, marks=LONG) for library in ("accelerate", "lightning", "torchdata")),
     ],
 )

@@ -204,6 +204,7 @@ def test_spares_that_the_run_chooses_have_all_their_ranks(fleet: Callable[..., A
     assert held.reason.startswith("1 deaths so far")
 
 
+@pytest.mark.soak  # of one rank, too, checkpoints are read in the test that follows
 def test_sharded_replicas_of_one_rank_go_on_from_a_checkpoint(fleet: Callable[..., Any], tmp_path: Path) -> None:
     """Saved by two replicas, and read by three."""
     keep = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 2}

@@ -32,7 +32,11 @@ def alone(out: Path, *more: str, **environ: str) -> dict[str, Any]:
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     ("struck", "more", "replicas"),
-    [("r0.1", (), 2), ("r1.1", ("--bf16",), 2), pytest.param("r1.1", (), 3, marks=LONG)],
+    [
+        ("r0.1", ("--bf16",), 2),
+        pytest.param("r0.1", (), 2, marks=LONG),
+        pytest.param("r1.1", (), 3, marks=LONG),
+    ],
 )
 def test_a_llama_of_the_trainer_outlasts_its_replicas(
     fleet: Callable[..., Any], tmp_path: Path, struck: str, more: tuple[str, ...], replicas: int
