@@ -19,7 +19,7 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.prove._drive import Driven
-from outlast.prove._process_tree import of_run
+from outlast.prove._process_tree import of_run, processes
 from outlast.runtime.faults.flips import Flip
 from outlast.runtime.faults.liars import Lie
 from outlast.runtime.settings.fault_points import Fault
@@ -265,6 +265,16 @@ class Fleet:
 
     def strike(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(pid, number)
+
+    def kill_whole(self) -> None:
+        """The launcher first; the others die with it, and until the last of them has, a save may still be published."""
+        launcher = self.driven.process.pid
+        others = [os.pidfd_open(each.pid) for each in processes(launcher)]
+        self.strike(launcher)
+        self.driven.process.wait(PATIENCE_S)
+        for handle in others:
+            assert readable(handle, PATIENCE_S)
+            os.close(handle)
 
     def logs(self) -> str:
         """For a failure's report."""

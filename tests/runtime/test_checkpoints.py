@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.conftest import PATIENCE_S, readable
 
 from outlast.checkpoint import LocalStore, heads, verify
 from outlast.checkpoint.head_facts import sections
@@ -42,22 +40,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def kill_all(run: Any) -> None:
-    """The launcher first; the others die with it, and until the last of them has, a save may still be published."""
-    launcher = run.driven.process.pid
-    others = [os.pidfd_open(each.pid) for each in processes(launcher)]
-    run.strike(launcher, signal.SIGKILL)
-    run.driven.process.wait(PATIENCE_S)
-    for handle in others:
-        assert readable(handle, PATIENCE_S)
-        os.close(handle)
-
-
 def test_killed_whole_and_resumed_at_another_replica_count(fleet: Callable[..., Any], tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     first = fleet(replicas=2, steps=16, gates=(9,), checkpoint_dir=str(place), checkpoint_every=2)
     first.until("a save was published", lambda: len(first.saved()) > 1)
-    kill_all(first)
+    first.kill_whole()
     newest, before = steps_in(place)[-1], sections(heads(LocalStore(str(place)))[0][0].extra)
     again = fleet(replicas=3, steps=16, checkpoint_dir=str(place), checkpoint_every=4, resume="auto")
     again.assert_unchanged(survivors={"r0.1", "r1.1", "r2.1"}, recoveries=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -81,8 +80,7 @@ def test_an_s3_server_that_fails_cuts_and_stalls(fleet: Callable[..., Any], prox
     for step in (8, 12):
         assert f"the save of step {step} came to nothing" in said(run)
     assert url in said(run)
-    run.strike(run.driven.process.pid, signal.SIGKILL)
-    run.driven.process.wait(10.0)
+    run.kill_whole()
     again = fleet(replicas=3, steps=20, checkpoint_dir=url, checkpoint_every=4)
     again.assert_unchanged(survivors={"r0.1", "r1.1", "r2.1"}, recoveries=0)
     loaded = [e for e in again.driven.events if isinstance(e, ev.CheckpointLoaded)]
