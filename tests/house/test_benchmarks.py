@@ -148,12 +148,12 @@ def test_a_fleet_hears_its_members_and_leaves_nobody_behind() -> None:
     worker += "    with p.computing(): pass\n    p.commit(step)\n"
     with Fleet("two loops", [[sys.executable, "-c", worker]] * 2) as fleet:
         fleet.set_block(0)
-        fleet.wait_for("commits", lambda: sum(len(m.commits) > 50 for m in fleet.living) == 2, 20)
+        fleet.wait_for("commits", lambda: sum(len(m.commits) > 50 for m in fleet.living) == 2, 60)
         pids = [member.pid for member in fleet.members]
         assert [commit.step for commit in fleet.members[0].commits[:3]] == [0, 1, 2]
         assert fleet.members[0].commits[0].num_computed == 1
         os.kill(pids[0], signal.SIGKILL)
-        fleet.wait_for("death", lambda: len(fleet.living) == 1, 20)
+        fleet.wait_for("death", lambda: len(fleet.living) == 1, 60)
         os.kill(pids[1], signal.SIGSTOP)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -168,14 +168,14 @@ def test_a_block_ends_when_released_and_a_fleet_that_ends_is_reported() -> None:
     fleet = Fleet("one loop", [[sys.executable, "-c", worker]])
     fleet.set_block(5)
     with fleet:
-        fleet.wait_for("first block", lambda: fleet.all_wait(1), 20)
+        fleet.wait_for("first block", lambda: fleet.all_wait(1), 60)
         assert [commit.step for commit in fleet.members[0].commits] == [0, 1, 2, 3, 4]
         assert fleet.members[0].peak_bytes > 2**20
         fleet.release()
-        fleet.wait_for("second block", lambda: fleet.all_wait(1), 20)
+        fleet.wait_for("second block", lambda: fleet.all_wait(1), 60)
         fleet.release()
         with pytest.raises(FleetStuck, match="no third block"):
-            fleet.wait_for("third block", lambda: fleet.all_wait(1), 20)
+            fleet.wait_for("third block", lambda: fleet.all_wait(1), 60)
 
 
 @pytest.mark.process
@@ -187,7 +187,7 @@ from benchmarks.__main__ import _ended
 from benchmarks._fleet import Fleet
 signal.signal(signal.SIGTERM, _ended)
 with Fleet("one loop", [[sys.executable, "-c", {worker!r}]]) as fleet:
-    fleet.wait_for("commits", lambda: any(m.commits for m in fleet.living), 20)
+    fleet.wait_for("commits", lambda: any(m.commits for m in fleet.living), 60)
     print(fleet.members[0].pid, flush=True)
     fleet.wait_for("the end", lambda: False, 60)
 """
@@ -197,10 +197,10 @@ with Fleet("one loop", [[sys.executable, "-c", {worker!r}]]) as fleet:
             pid = int(process.stdout.readline())
             watch = os.pidfd_open(pid)
             process.send_signal(number)
-            assert process.wait(timeout=20) == status
+            assert process.wait(timeout=60) == status
             poll = select.poll()
             poll.register(watch, select.POLLIN)
-            assert poll.poll(20_000), "the worker outlived its harness"
+            assert poll.poll(60_000), "the worker outlived its harness"
             os.close(watch)
 
 

@@ -267,7 +267,7 @@ def test_a_secret_finds_the_run_of_its_own_that_lives(
             return found[host]
 
         def asked() -> str:
-            end = time.monotonic() + 30.0
+            end = time.monotonic() + PATIENCE_S
             while (claim := runs.coordinator(PATIENCE_S)) is None:
                 assert time.monotonic() < end
             return claim.host

@@ -138,9 +138,9 @@ for _ in sys.stdin:
         lambda until: libc.pthread_cond_timedwait(condition, held, until),
         lambda until: libc.pthread_mutex_timedlock(held, until),
     ):
+        before = time.monotonic()  # and then the deadline: between the two this process may have no processor
         end = time.time() + 0.05
         until = (ctypes.c_long * 2)(int(end), int(end % 1 * 1e9))
-        before = time.monotonic()
         wait(until)
         took.append(time.monotonic() - before)
     print(time.time(), time.monotonic(), *took, flush=True)
