@@ -217,7 +217,7 @@ def test_nothing_is_shown_once_the_view_has_ended(
         assert journal.flush()
         live.poll()
 
-        def unreadable(*_: object) -> list[Any]:
+        def unreadable(*_: object, **__: object) -> list[Any]:
             raise OutlastError("the disk is gone")
 
         monkeypatch.setattr(Journal, "events", unreadable)

@@ -101,8 +101,7 @@ def test_the_coordinator_s_loss_and_takeover(story: Any) -> None:
 def test_an_agent_takes_its_replicas_with_it(story: Any) -> None:
     gone = ev.AgentLost(at_s=2e3, agent="a0", cause="SIGKILL", replicas=["r0.0", "r4.0"])
     state = status([*story.started, *story.training, gone])
-    assert state.agent is not None
-    assert state.agent.state == "lost"
+    assert [agent.state for agent in state.agents] == ["lost"]
     assert [name for name, s in states(state).items() if s == "exited"] == ["r0.0", "r4.0"]
 
 
@@ -119,7 +118,8 @@ def test_a_run_ends_by_its_own_word_or_without_one(story: Any) -> None:
     assert state.state == "finished"
     assert state.coordinator is not None
     assert state.coordinator.state == "ended"
-    assert set(states(state).values()) == {"exited"}
+    assert set(states(state).values()) == {"ended"}, "with the run: nothing befell them"
+    assert states(status([*story.started, *story.training, story.killed[0]], held=False))["r2.0"] == "exited"
     assert status([*story.started, *story.training], held=False).state == "lost"
     assert status([*story.started, *story.training], held=True).state == "training"
 
@@ -145,7 +145,7 @@ def test_nothing_is_known_of_an_empty_journal() -> None:
 
 def test_the_json_has_process_state_view_and_step_of_everyone(story: Any) -> None:
     document = msgspec.json.decode(msgspec.json.encode(status([*story.started, *story.training])))
-    for entry in (document["coordinator"], document["agent"], *document["agents"], *document["replicas"]):
+    for entry in (document["coordinator"], *document["agents"], *document["replicas"]):
         assert {"pid", "state", "view", "step"} <= entry.keys()
 
 

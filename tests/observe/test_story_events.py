@@ -80,7 +80,7 @@ def test_the_story_is_the_same_from_what_was_kept_and_the_rest(journal: Journal,
     story, told = said(read_story(journal, kept), kept)
     assert (story, told) == said([entry.event for entry in journal.events()], kept)
     assert (story, told) == said(read_story(journal), kept)
-    assert story.survived == 22
+    assert story.num_recoveries == 22
     assert len(story.timeline) > 60
 
 

@@ -15,7 +15,7 @@ from outlast.observe import _why, at_length, remedy, render_why, why
 def test_a_survived_run(story: Any) -> None:
     told = why(story.whole)
     assert told.headline == "The run finished; it outlasted 2 faults."
-    assert (told.survived, told.lost_steps, told.microbatches_recomputed) == (2, 0, 2)
+    assert (told.num_recoveries, told.lost_steps, told.microbatches_recomputed) == (2, 0, 2)
     assert told.downtime_s == pytest.approx(0.05)
     assert {advice.cause: advice.who for advice in told.advice} == {
         "killed from outside": ["r2.0"], "the coordinator lost": ["coordinator"],

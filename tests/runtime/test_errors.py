@@ -280,7 +280,7 @@ def test_strangers_at_the_port_do_not_touch_the_run(fleet: Callable[..., Any]) -
     )  # fmt: skip
     shown = json.loads(state.stdout)
     assert shown["state"] == "training"
-    for process in (shown["coordinator"], shown["agent"], *shown["replicas"]):
+    for process in (shown["coordinator"], *shown["agents"], *shown["replicas"]):
         assert process["pid"] > 1
         assert process["state"] in ("running", "training")
         assert process["view"] == [1, 1]

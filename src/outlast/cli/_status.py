@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from outlast.observe import Status
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-_OVER = frozenset({"finished", "failed", "stopped", "lost"})
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -79,11 +78,13 @@ def _follow(reader: Journal, run_dir: Path, every_s: float, as_json: bool, stop:
     """Show the state whenever it has changed; a terminal is drawn anew, elsewhere tables or lines follow each other."""
     import msgspec
 
+    from outlast import observe
+
     shown: object = None
     while True:
         asked = _Asked(reader, run_dir)
         state = asked.state()
-        news = msgspec.structs.replace(state, step_age_s=None, updated_at_s=None)
+        news = msgspec.structs.replace(state, step_age_s=None, updated_at_s=None, as_of_s=None, save_age_s=None)
         if news != shown:
             shown = news
             if as_json:
@@ -92,5 +93,5 @@ def _follow(reader: Journal, run_dir: Path, every_s: float, as_json: bool, stop:
             else:
                 print(_CLEAR if sys.stdout.isatty() else "", end="")
                 _show(asked, reader, run_dir, False)
-        if state.state in _OVER or stop.wait(every_s):
+        if state.state in observe.OVER or stop.wait(every_s):
             return

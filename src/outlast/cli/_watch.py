@@ -12,7 +12,6 @@ from outlast.cli._runs import DEFAULT_RUNS
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _POLL_S = 0.5
-_OVER = frozenset({"finished", "failed", "stopped", "lost"})
 
 
 @app.command()
@@ -31,17 +30,17 @@ def follow(run: Path) -> None:
     import sys
 
     from outlast.journal import is_held
-    from outlast.observe import Live, find_run
+    from outlast.observe import OVER, Live, find_run
 
     run_dir = find_run(run).run_dir
     live, pause = Live(run_dir, stream=sys.stdout, strict=True), threading.Event()
     try:
         while True:
             held = is_held(run_dir)  # asked first: what is written before the lock is let go of is then read below
-            if live.poll().state in _OVER:
-                return
-            if held is False:
+            state = live.poll(held=held)
+            if state.state == "lost":
                 print("outlast: no process holds the run, and it did not finish; outlast why tells more")
+            if state.state in OVER:
                 return
             pause.wait(_POLL_S)
     finally:

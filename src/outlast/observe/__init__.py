@@ -24,14 +24,16 @@ from outlast.observe.plain_text import (
     render_why,
     table,
 )  # fmt: skip
-from outlast.observe.run_status import Process, ReplicaStatus, Status, StatusFold, status
-from outlast.observe.timeline_rows import Row, format_s, row_of, timeline
+from outlast.observe.rounding import format_s
+from outlast.observe.run_status import StatusFold, status
+from outlast.observe.status_records import OVER, Process, ReplicaStatus, Status
+from outlast.observe.timeline_rows import Row, row_of, timeline
 
 __all__ = [
-    "Accounting", "Advice", "Found", "History", "Incident", "JsonLines", "Live", "MetricRow", "MetricWriter", "Price",
-    "Process", "ReplicaStatus", "Row", "StateReading", "Status", "StatusFold", "TensorBoardFile", "WeightsAndBiases",
-    "Why", "accounting", "at_length", "find_run", "format_s", "incident", "losses", "plot", "price_of", "read_history",
-    "read_state", "read_story", "remedy", "render_accounting", "render_people", "render_run", "render_status",
-    "render_timeline", "render_why", "row_of", "rows_of", "sample_losses", "sparkline", "status", "table", "timeline",
-    "why",
+    "OVER", "Accounting", "Advice", "Found", "History", "Incident", "JsonLines", "Live", "MetricRow", "MetricWriter",
+    "Price", "Process", "ReplicaStatus", "Row", "StateReading", "Status", "StatusFold", "TensorBoardFile",
+    "WeightsAndBiases", "Why", "accounting", "at_length", "find_run", "format_s", "incident", "losses", "plot",
+    "price_of", "read_history", "read_state", "read_story", "remedy", "render_accounting", "render_people",
+    "render_run", "render_status", "render_timeline", "render_why", "row_of", "rows_of", "sample_losses", "sparkline",
+    "status", "table", "timeline", "why",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from outlast.core import events as ev
+from outlast.observe.rounding import format_number
 
 __all__ = ["losses", "plot", "sparkline"]
 
@@ -46,7 +47,8 @@ def plot(points: Sequence[tuple[int, float]], *, width: int = 72, height: int = 
         return "no losses to plot"
     low, high = _range([loss for _, loss in finite])
     log = _is_wide([loss for _, loss in finite])
-    labels = [f"{high:.4g}", *([""] * (height - 2)), f"{low:.4g}"] if height > 1 else [f"{high:.4g}"]
+    top = format_number(high)
+    labels = [top, *([""] * (height - 2)), format_number(low)] if height > 1 else [top]
     margin = max(map(len, labels))
     columns = max(4, width - margin - 2)
     values = _thin([loss for _, loss in points], columns * 2)

@@ -14,8 +14,9 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.errors import ConfigError
-from outlast.observe._why import RUNNING, Why, remedy
-from outlast.observe.timeline_rows import format_s
+from outlast.observe._why import Why, remedy
+from outlast.observe.rounding import format_s
+from outlast.observe.status_records import RUNNING
 
 __all__ = ["Incident", "Price", "incident", "price_of"]
 
@@ -116,7 +117,7 @@ def _victim(event: ev.Recovery) -> str:
 
 
 def _lost(story: Why) -> str:
-    if not (story.survived or story.lost_steps or story.microbatches_recomputed):
+    if not (story.num_recoveries or story.lost_steps or story.microbatches_recomputed):
         return ""
     again = f", {_many(story.microbatches_recomputed, 'microbatch', 'es')} computed again"
     still = f"no step was committed for {format_s(story.downtime_s)}" if story.downtime_s else "training never waited"

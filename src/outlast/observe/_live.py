@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +17,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from outlast.core import events as ev
 from outlast.errors import ConfigError, OutlastError
-from outlast.journal import Journal, holds_run
+from outlast.journal import Journal, holds_run, run_now_s
 from outlast.observe._curve import sparkline
 from outlast.observe._history import History
 from outlast.observe._kept_history import keep
-from outlast.observe.run_status import Status, StatusFold
-from outlast.observe.timeline_rows import Row, counted, format_s, timeline
+from outlast.observe.rounding import counted, format_number, format_s
+from outlast.observe.run_status import StatusFold
+from outlast.observe.status_records import OVER, Status
+from outlast.observe.timeline_rows import Row, timeline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -35,10 +36,10 @@ POLL_S = 0.2
 _LINE_EVERY_S = 10.0
 _NUM_LOSSES = 4096
 _NUM_ROWS = 16
+_PIECE = 5000  # entries held at once
 _KEEP_EVERY = 5000  # entries, an hour or so of a run
 _BAR_COLUMNS = 40
 _BEFORE = "; first torch is imported, and hosts come in"
-_OVER = frozenset({"finished", "failed", "stopped", "lost"})
 
 
 class Live:
@@ -56,7 +57,7 @@ class Live:
         *,
         stream: TextIO | None = None,
         line_every_s: float = _LINE_EVERY_S,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         strict: bool = False,
     ) -> None:
         self._run_dir, self._total, self._stream = run_dir, total_steps, stream or sys.stderr
@@ -66,7 +67,7 @@ class Live:
         self._journal: Journal | None = None
         self._screen: RichLive | None = None
         self._broken, self._strict = False, strict
-        self._clock, self._shown = clock, ""  # the state that was shown last
+        self._clock, self._shown = clock or (lambda: run_now_s(run_dir)), ""  # the state that was shown last
         self._begun = ""  # how far the beginning was, when it was last told
         self._history, self._kept_seq = History(), 0
 
@@ -80,18 +81,16 @@ class Live:
         finally:
             self.close()
 
-    def poll(self) -> Status:
-        """Show what has happened since the last call; returns the state now."""
-        fresh = self._read()
-        for event in fresh:
-            self._fold.take(event)
-            if isinstance(event, ev.ProgressMade):
-                self._losses.extend(loss for _, loss in event.losses)
+    def poll(self, *, held: bool | None = True) -> Status:
+        """Show what has happened since the last call; returns the state now. `held`: whether a process holds the run,
+        as for `StatusFold.status`, with which this says the same of the same moment."""
+        told: list[ev.AnyEvent] = []
+        fresh = False
+        while self._read(told):
+            fresh = True
         self._keep()
-        if fresh and self._start_s == 0.0:
-            self._start_s = fresh[0].at_s
-        state = self._fold.status(now_s=self._clock())
-        rows = timeline(fresh, start_s=self._start_s)
+        state = self._fold.status(held=held, now_s=self._clock() if held else None)
+        rows = timeline(told, start_s=self._start_s)
         # On a terminal what is known of a silence is drawn anew as it grows: a figure that stands still is not of now.
         news = fresh or (state.state == "stalled" and (self._shown != "stalled" or self._is_terminal()))
         if not self._broken and (news or self._says_beginning(state)):
@@ -120,27 +119,34 @@ class Live:
             self._journal.close()
             self._journal = None
 
-    def _read(self) -> list[ev.AnyEvent]:
+    def _read(self, told: list[ev.AnyEvent]) -> bool:
+        """Take the next entries; whether there were any. Those that a timeline may tell are added to `told`."""
         if self._broken:
-            return []
+            return False
         try:
             if self._journal is None:
                 if not holds_run(self._run_dir):
-                    return []
+                    return False
                 self._journal = Journal.open_reader(self._run_dir)
-            entries = self._journal.events(self._seq)
+            entries = self._journal.events(self._seq, limit=_PIECE)
         except ConfigError:
-            return []  # removed between the look and the opening
+            return False  # removed between the look and the opening
         except OutlastError as error:
             if self._strict:
                 raise
             self._broken = True
             print(f"outlast: the live view ends here, the run goes on\n{error}", file=self._stream, flush=True)
-            return []
-        self._seq = entries[-1].seq if entries else self._seq
+            return False
+        if entries:
+            self._seq, self._start_s = entries[-1].seq, self._start_s or entries[0].event.at_s
         for entry in entries:
             self._history.take(entry.event, entry.seq)
-        return [entry.event for entry in entries]
+            self._fold.take(entry.event)
+            if isinstance(entry.event, ev.ProgressMade):
+                self._losses.extend(loss for _, loss in entry.event.losses)
+            elif not isinstance(entry.event, ev.StepAnatomy):
+                told.append(entry.event)
+        return bool(entries)
 
     def _keep(self) -> None:
         """Write down what was folded of a long run, so that `outlast why` need not fold it again."""
@@ -202,7 +208,7 @@ def _line(row: Row) -> str:
 
 def _begins(state: Status) -> bool:
     """Whether the run has not committed a step yet, and may."""
-    return bool(state.run_id) and state.step is None and state.state not in _OVER
+    return bool(state.run_id) and state.step is None and state.state not in OVER
 
 
 def _manned(state: Status) -> bool:
@@ -210,7 +216,7 @@ def _manned(state: Status) -> bool:
 
 
 def _num_manned(state: Status) -> int:
-    return sum(replica.state != "exited" for replica in state.replicas)
+    return sum(replica.state not in {"exited", "ended"} for replica in state.replicas)
 
 
 def _beginning(state: Status) -> str:
@@ -232,10 +238,10 @@ def _summary(state: Status, total: int | None) -> str:
         return _beginning(state)
     steps = f"step {state.step}" + (f" of {total}" if total else "")
     training = sum(replica.state == "training" for replica in state.replicas)
-    over = state.state in _OVER
+    over = state.state in OVER
     busy = state.detail if state.state == "ending" else f"{training} of {state.num_replicas} replicas training"
     parts = [steps] if over else [steps, busy]
-    parts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
+    parts += [f"loss {format_number(state.loss)}"] if state.loss is not None else []
     parts += [state.detail] if state.state == "stalled" else []
     parts += [f"{format_s(state.step_s)} a step"] if state.step_s else []
     parts += [counted(state.num_recoveries, "recovery", "recoveries")] if state.num_recoveries else []
@@ -272,7 +278,7 @@ def _picture(
     bar = ProgressBar(total=total, completed=state.step or 0, width=_BAR_COLUMNS) if total else ""
     head.add_row(f"{state.state:<8}", bar if since_s is None else f"for {format_s(max(0.0, since_s))}")
     people = Table.grid(padding=(0, 2))
-    shown = [] if state.state in _OVER else state.replicas
+    shown = [] if state.state in OVER else state.replicas
     for replica in shown[:_NUM_ROWS]:
         step = "" if replica.step is None else f"step {replica.step}"
         people.add_row(f"  {replica.replica}", Text(replica.state, style=_STYLES[replica.state]), step, replica.detail)
@@ -287,4 +293,5 @@ def _picture(
 _STYLES = {
     "starting": "dim", "joining": "cyan", "spare": "cyan", "forming": "yellow", "training": "green",
     "stalled": "bold yellow", "suspected": "bold yellow", "leaving": "dim", "ending": "green", "exited": "red",
+    "ended": "dim",
 }  # fmt: skip

@@ -15,16 +15,15 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.observe._accounting import Accounting, AccountingFold
+from outlast.observe._clocks import Clock, clocks
 from outlast.observe.checkpoint_words import PLAIN_FAILURES, lost_remedy, remedy_of
-from outlast.observe.run_status import Status, status
+from outlast.observe.rounding import format_s
+from outlast.observe.run_status import status
+from outlast.observe.status_records import RUNNING, Status
 from outlast.observe.step_anatomy import Anatomy, anatomy_of
-from outlast.observe.timeline_rows import Row, format_s, timeline
+from outlast.observe.timeline_rows import Row, timeline
 
-__all__ = ["RUNNING", "Advice", "Why", "at_length", "remedy", "story_of", "why"]
-
-RUNNING = frozenset({"starting", "forming", "training", "stalled", "ending"})
-"""States of a run that goes on: its time is told up to now."""
-
+__all__ = ["Advice", "Why", "at_length", "headline_of", "once", "remedy", "story_of", "why"]
 
 _TOLD_OF = frozenset({
     ev.AlarmWeighed, ev.AuditMismatch, ev.CheckpointFailed, ev.DataTrouble, ev.DeviceFinding, ev.Recovery,
@@ -45,15 +44,15 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """The story of a run. `survived`: faults that training outlasted; `lost_steps`: done twice or in vain, `gone_steps`
-    of them in vain, as the run failed and no checkpoint holds them; `cost`: where the wall time went; `alarms`: what
-    acting on alarms is expected to have saved, and what false ones cost, in a sentence; `anatomy`: where a step's time
-    goes, member by member."""
+    """The story of a run. `num_recoveries`: faults that training outlasted; `lost_steps`: done twice or in vain,
+    `gone_steps` of them in vain, as the run failed and no checkpoint holds them; `cost`: where the wall time went;
+    `alarms`: what acting on alarms is expected to have saved, and what false ones cost, in a sentence; `anatomy`: where
+    a step's time goes, member by member; `clocks`: how often something failed, stood still, was lost."""
 
     run_id: str
     state: str
     headline: str
-    survived: int
+    num_recoveries: int
     lost_steps: int
     microbatches_recomputed: int
     downtime_s: float
@@ -64,6 +63,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     gone_steps: int = 0
     alarms: str = ""
     anatomy: Anatomy = Anatomy()
+    clocks: list[Clock] = []
 
 
 class _Cause(NamedTuple):
@@ -207,9 +207,10 @@ def why(
 
 
 def at_length(story: Why, events: Sequence[ev.AnyEvent], *, everything: bool = False) -> Why:
-    """A brief story with its timeline and a step's anatomy, which no other part of it needs. Arguments as in `why`."""
+    """A brief story with its timeline, clocks and a step's anatomy, which nothing else needs. Arguments as in `why`."""
     rows = timeline(events, everything=everything)
-    return msgspec.structs.replace(story, timeline=rows, anatomy=anatomy_of(events))
+    told = clocks(events, story.cost.wall_s)
+    return msgspec.structs.replace(story, timeline=rows, anatomy=anatomy_of(events), clocks=told)
 
 
 def story_of(
@@ -222,11 +223,11 @@ def story_of(
     return Why(
         run_id=state.run_id,
         state=state.state,
-        headline=_headline(state, _so_far(len(recoveries), cost), gone, _unmended(events)),
-        survived=len(recoveries),
-        lost_steps=round(_once(recoveries, "lost_steps")) + gone,
-        microbatches_recomputed=round(_once(recoveries, "microbatches_recomputed")),
-        downtime_s=_once(recoveries, "downtime_s"),
+        headline=headline_of(state, cost, gone, events),
+        num_recoveries=state.num_recoveries,
+        lost_steps=round(once(recoveries, "lost_steps")) + gone,
+        microbatches_recomputed=round(once(recoveries, "microbatches_recomputed")),
+        downtime_s=once(recoveries, "downtime_s"),
         cost=cost,
         ettr=cost.ettr,
         advice=_advice(events, state) + _advice_of_loss(everyone, state, gone),
@@ -235,6 +236,12 @@ def story_of(
         alarms=_alarms(events),
         anatomy=anatomy,
     )
+
+
+def headline_of(state: Status, cost: Accounting, gone: int, events: Sequence[ev.AnyEvent]) -> str:
+    """The story in a sentence, of this moment. `events`: as in `story_of`; of a run that ever formed a view none are
+    needed."""
+    return _headline(state, _so_far(state.num_recoveries, cost), gone, _unmended(events))
 
 
 def _alarms(events: Sequence[ev.AnyEvent]) -> str:
@@ -254,8 +261,8 @@ def _alarms(events: Sequence[ev.AnyEvent]) -> str:
     return f"{len(weighed)} alarm{'s' if len(weighed) > 1 else ''} weighed, {done}{worth}{proved}"
 
 
-def _once(recoveries: Sequence[ev.Recovery], figure: str) -> float:
-    """The sum of a figure; of faults that one view mended, which share it, the largest."""
+def once(recoveries: Sequence[ev.Recovery], figure: str) -> float:
+    """The sum of a figure of all recoveries; of faults that one view mended, which share it, the largest."""
     by_view: dict[tuple[int, ...], float] = {}
     for event in recoveries:
         view = tuple(event.view)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from outlast.core import events as ev
+from outlast.observe.rounding import format_s, size
+from outlast.observe.status_records import Status
 
-__all__ = ["PLAIN_FAILURES", "describe", "last_save", "lost_remedy", "matters", "remedy_of", "size"]
+__all__ = ["PLAIN_FAILURES", "describe", "last_save", "lost_remedy", "matters", "remedy_of"]
 
 Level = Literal["info", "warning", "error"]
 
@@ -23,7 +25,7 @@ def describe(event: ev.AnyEvent) -> tuple[str, Level] | None:
     match event:
         case ev.CheckpointSaved():
             sizes = f"{size(event.written_bytes)} of {size(event.state_bytes)} written"
-            times = f"durable after {event.durable_s:.3g} s, training held up {event.blocked_s * 1e3:.0f} ms"
+            times = f"durable after {format_s(event.durable_s)}, training held up {format_s(event.blocked_s)}"
             why = f" ({event.reason})" if event.reason else ""
             return f"step {event.step} saved as generation {event.generation}: {sizes}, {times}{why}", "info"
         case ev.CheckpointFailed():
@@ -61,11 +63,11 @@ def _describe_rest(event: ev.AnyEvent) -> tuple[str, Level] | None:
             return f"{gone} removed, {size(event.freed_bytes)} freed{note}", "warning" if event.note else "info"
         case ev.CheckpointDrained():
             what = f"generation {event.generation} copied to {event.url}"
-            return f"{what}: {size(event.copied_bytes)} in {event.seconds:.3g} s", "info"
+            return f"{what}: {size(event.copied_bytes)} in {format_s(event.seconds)}", "info"
         case ev.CheckpointInterval():
             if event.interval_s is None:
                 return f"no save is due before the end of the loop: {event.reason}", "info"
-            when = f"every {event.interval_s:.3g} s" if event.interval_s else "at once"
+            when = f"every {format_s(event.interval_s)}" if event.interval_s else "at once"
             return f"saves are due {when}: {event.reason}", "info"
     return None
 
@@ -80,11 +82,12 @@ def matters(event: ev.AnyEvent) -> bool:
     return isinstance(event, kinds)
 
 
-def last_save(saved: ev.CheckpointSaved | None, failed: ev.CheckpointFailed | None, now_s: float | None) -> str:
+def last_save(state: Status) -> str:
     """One line for the status; empty if nothing was ever tried."""
-    parts = []
+    parts, saved, failed = [], state.last_save, state.failed_save
     if saved is not None:
-        age = f", {max(0.0, now_s - saved.at_s):.0f} s before the last event" if now_s is not None else ""
+        since = "ago" if (state.as_of_s or 0.0) > (state.updated_at_s or 0.0) else "before the last event"
+        age = f", {format_s(state.save_age_s)} {since}" if state.save_age_s is not None else ""
         parts.append(f"last save: step {saved.step}, generation {saved.generation}{age} ({saved.url})")
     if failed is not None:
         parts.append(f"the newest try failed: {failed.reason}")
@@ -119,15 +122,5 @@ def lost_remedy(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
         return name, f"let a stop save first: stop_save_s is 0; {_SAVED_AT_A_STOP}"
     told = f" (it was {allowed:g} s)" if isinstance(allowed, int | float) else ""
     took = max((event.durable_s for event in events if isinstance(event, ev.CheckpointSaved)), default=None)
-    cost = f"; the slowest save took {took:.3g} s" if took is not None else ""
+    cost = f"; the slowest save took {format_s(took)}" if took is not None else ""
     return name, f"give a stop more time to save: raise stop_save_s{told}, and what the scheduler leaves it{cost}"
-
-
-def size(num_bytes: int) -> str:
-    """A size for people."""
-    value, unit = float(num_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.3g} {unit}"

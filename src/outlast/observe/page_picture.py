@@ -17,8 +17,9 @@ from outlast.core import events as ev
 from outlast.observe._accounting import Accounting
 from outlast.observe._clocks import Clock, clocks
 from outlast.observe._history import History
-from outlast.observe._why import RUNNING, Why, story_of
-from outlast.observe.run_status import Status, StatusFold
+from outlast.observe._why import Why, headline_of, story_of
+from outlast.observe.run_status import StatusFold
+from outlast.observe.status_records import RUNNING, Status
 from outlast.observe.step_anatomy import AnatomyFold
 from outlast.observe.timeline_rows import Row, row_of, timeline
 
@@ -84,7 +85,9 @@ class RunFold:
         self.device_rows: list[PageRow] = []  # alarms, what was done about them, and what was found about devices
         self.recoveries: list[ev.Recovery] = []
         self.num_saves = self.version = 0
+        self._formed = False
         self.written_bytes = 0
+        self._certified = -1
         self.refusals: Counter[str] = Counter()
         self.verdicts: Counter[str] = Counter()
         self.start_s: float | None = None
@@ -117,6 +120,8 @@ class RunFold:
         match event:
             case ev.RunStarted():
                 self.started = event
+            case ev.ViewFormed():
+                self._formed = True
             case ev.Recovery():
                 self.recoveries.append(event)
             case ev.Refused():
@@ -142,9 +147,14 @@ class RunFold:
                 self.generations[event.generation] = Generation(**fields)
                 while len(self.generations) > _NUM_GENERATIONS:
                     self.generations.pop(next(iter(self.generations)))
+                self.generations[event.generation].certified = event.step <= self._certified
             case ev.StateCertified():
-                for rung in self.generations.values():
-                    rung.certified = rung.certified or rung.step == event.step
+                self._certified = event.step
+                if self.generations:  # as in the archive: the newest one, if it is of no later step
+                    newest = next(reversed(self.generations.values()))
+                    newest.certified = newest.certified or newest.step <= event.step
+            case ev.FleetGone():
+                self._certified = -1
             case ev.CheckpointDrained() if event.generation in self.generations:
                 self.generations[event.generation].drained_to = event.url
             case ev.CheckpointPruned():
@@ -176,6 +186,11 @@ class RunFold:
         running = state.state in RUNNING and now_s is not None
         end_s = max(self.latest_s, now_s if running and now_s is not None else 0.0)
         return clocks(self.noted, max(0.0, end_s - (self.start_s or end_s)))
+
+    def headline(self, state: Status, now_s: float | None) -> str:
+        """As `outlast why` begins, of this moment."""
+        events = [] if self._formed else self.noted
+        return headline_of(state, self.accounting(state, now_s), self.history.accounts.gone, events)
 
     def story_rows(self) -> list[Row]:
         """The rows that `outlast why` tells."""

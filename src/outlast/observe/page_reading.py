@@ -21,6 +21,8 @@ from outlast.journal import Entry, Journal, holds_run, is_held
 from outlast.observe._history import History
 from outlast.observe._kept_history import keep, kept_history
 from outlast.observe.page_picture import RunFold
+from outlast.observe.run_status import NUM_NEWEST
+from outlast.observe.step_anatomy import NUM_WORDS
 from outlast.observe.story_events import counted_view
 
 __all__ = ["RunReading", "StateReading", "read_state", "read_story", "sample_losses"]
@@ -29,13 +31,14 @@ _KINDS: tuple[type[ev.AnyEvent], ...] = tuple(
     kind for kind in typing.get_args(ev.AnyEvent) if kind is not ev.ProgressMade
 )
 _PIECE, _PIECE_OF_VIEWS = 2000, 16  # entries held at once; a view names all its members
-_NEWEST = 20
 _NUM_SAMPLES, _ALL_OF = 2000, 20_000  # what is sampled of a journal longer than that
 _WORTH_KEEPING = 20_000
-_WORDS = 1024  # of members about their steps: the newest of each counts
 _NAMES, _NAMED_VIEWS = 80_000, (4, 64)  # the newest views are read with names: so many names, so many views
+_ENDS: Mapping[type[ev.AnyEvent], int] = MappingProxyType({
+    ev.ProgressMade: NUM_NEWEST, ev.StepAnatomy: NUM_WORDS,
+})  # fmt: skip
 _NEWEST_ONLY: dict[type[ev.AnyEvent], int] = {
-    ev.ProgressMade: _NEWEST, ev.StateCertified: 1, ev.CheckpointSaved: 1, ev.StepAnatomy: 64,
+    ev.ProgressMade: NUM_NEWEST, ev.StateCertified: 1, ev.CheckpointSaved: 1, ev.StepAnatomy: 64,
 }  # fmt: skip
 _STATE_KINDS: tuple[type[ev.AnyEvent], ...] = (
     ev.RunStarted, ev.RunFinished, ev.Recovery, ev.VerdictReached, ev.CheckpointFailed, ev.FleetGone, ev.AuditMismatch,
@@ -158,8 +161,8 @@ def read_story(journal: Journal, history: History | None = None) -> list[ev.AnyE
     needs beside the history, and enough to learn a pace and a band of losses from. With `history`, which was read to
     the end, what that kept of them: no starts of members, in a time that grows with what befell the run only."""
     last = journal.last_seq
-    words = _newest(journal, ev.StepAnatomy, _WORDS, last)
-    newest = _newest(journal, ev.ProgressMade, _NEWEST, last)
+    words = _newest(journal, ev.StepAnatomy, NUM_WORDS, last)
+    newest = _newest(journal, ev.ProgressMade, NUM_NEWEST, last)
     if history is not None:
         told = [*history.story.entries(), *((entry.seq, entry.event) for stream in (newest, words) for entry in stream)]
         return list(dict(sorted(told, key=itemgetter(0))).values())
@@ -218,7 +221,7 @@ def _merged(
     journal: Journal,
     kinds: Sequence[type[ev.AnyEvent]],
     last: int,
-    newest: Mapping[type[ev.AnyEvent], int] = MappingProxyType({ev.ProgressMade: _NEWEST, ev.StepAnatomy: _WORDS}),
+    newest: Mapping[type[ev.AnyEvent], int] = _ENDS,
 ) -> Iterator[ev.AnyEvent]:
     """Events of `kinds` up to the entry `last`, in order; of those in `newest` only so many."""
     whole = [_entries(journal, kind, last) for kind in kinds if kind not in newest]

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outlast.observe._accounting import Accounting
+from outlast.observe._clocks import Clock
 from outlast.observe._curve import sparkline
 from outlast.observe._why import Why
 from outlast.observe.checkpoint_words import last_save
-from outlast.observe.run_status import Process, ReplicaStatus, Status
+from outlast.observe.rounding import counted, format_number, format_s, format_share
+from outlast.observe.status_records import Process, ReplicaStatus, Status
 from outlast.observe.step_anatomy import Anatomy
-from outlast.observe.timeline_rows import Row, counted, format_s, row_of
+from outlast.observe.timeline_rows import Row, row_of
 
 __all__ = [
-    "render_accounting", "render_anatomy", "render_people", "render_run", "render_status", "render_timeline",
-    "render_why", "table",
+    "render_accounting", "render_anatomy", "render_clocks", "render_people", "render_run", "render_status",
+    "render_timeline", "render_why", "table",
 ]  # fmt: skip
 
 
@@ -39,15 +41,15 @@ def render_run(state: Status, *, curve: Sequence[float] = ()) -> str:
     age = f", {format_s(state.step_age_s)} ago" if state.step_age_s is not None else ""
     facts = [f"step {_or_dash(state.step)}{age}", f"view {_view(state.view)}"]
     facts += [f"{format_s(state.step_s)} a step"] if state.step_s else []
-    facts += [f"loss {state.loss:.4g}"] if state.loss is not None else []
+    facts += [f"loss {format_number(state.loss)}"] if state.loss is not None else []
     facts += [f"recoveries {state.num_recoveries}"]
     facts += [f"audit mismatches {state.num_audit_mismatches}"] if state.num_audit_mismatches else []
-    facts += [f"certified {state.certified}"] if state.certified is not None else []
+    facts += [f"certified {state.certified_step}"] if state.certified_step is not None else []
     facts += [f"guards' verdicts {state.num_verdicts}"] if state.num_verdicts else []
     lines += [", ".join(facts)]
     if state.last_verdict is not None:
         lines += [f"last verdict: {row_of(state.last_verdict, 0.0).what}"]
-    save = last_save(state.last_save, state.failed_save, state.updated_at_s)
+    save = last_save(state)
     lines += [save] if save else []
     if curve:
         lines += [f"loss {sparkline(curve)}"]
@@ -87,11 +89,24 @@ def render_timeline(rows: Sequence[Row]) -> str:
 def render_accounting(account: Accounting) -> str:
     """The identity as a table, largest part first."""
     parts = {name: value for name, value in account.seconds().items() if name != "wall"}
-    wall = account.wall_s or 1.0
-    rows = [
-        (name, format_s(value), f"{value / wall:.1%}") for name, value in sorted(parts.items(), key=lambda p: -p[1])
-    ]
+    wall, largest_first = account.wall_s or 1.0, sorted(parts.items(), key=lambda part: -part[1])
+    rows = [(name, format_s(value), format_share(value / wall)) for name, value in largest_first]
     return table(("TIME", "SECONDS", "SHARE"), [*rows, ("wall", format_s(account.wall_s), "100.0%")])
+
+
+def render_clocks(clocks: Sequence[Clock]) -> str:
+    """The three clocks as a table."""
+    rows = [
+        (
+            clock.name,
+            f"{clock.count:,}",
+            "-" if clock.mean_s is None else format_s(clock.mean_s),
+            f"{format_s(clock.low_s)} to {'no bound' if clock.high_s is None else format_s(clock.high_s)}",
+            clock.meaning,
+        )
+        for clock in clocks
+    ]
+    return table(("CLOCK", "SEEN", "MEAN TIME BETWEEN", "95 % INTERVAL", "WHAT IT COUNTS"), rows)
 
 
 _MOST_MEMBERS = 16
@@ -127,9 +142,10 @@ def render_why(story: Why) -> str:
     parts += [
         f"{counted(story.lost_steps, 'step')} lost, "
         f"{counted(story.microbatches_recomputed, 'microbatch', 'microbatches')} computed again, "
-        f"{format_s(story.downtime_s)} of downtime; useful time {story.ettr:.1%}",
+        f"{format_s(story.downtime_s)} of downtime; useful time {format_share(story.ettr)}",
         render_accounting(story.cost),
-        *([f"Alarms: {story.alarms}."] if story.alarms else []),
+        *(["", render_clocks(story.clocks)] if story.clocks else []),
+        *(["", f"Alarms: {story.alarms}."] if story.alarms else []),
         *render_anatomy(story.anatomy),
         "",
         "What to do next",

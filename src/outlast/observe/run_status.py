@@ -11,95 +11,27 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from outlast.core import events as ev
 from outlast.observe._accounting import usual_silence_s
 from outlast.observe.checkpoint_words import PLAIN_FAILURES
+from outlast.observe.rounding import format_s
+from outlast.observe.status_records import OVER_DETAIL, Process, ReplicaStatus, RunState, Status
 from outlast.observe.story_events import NamelessMembers
-from outlast.observe.timeline_rows import format_s
 
-__all__ = ["OVER_DETAIL", "Process", "ReplicaStatus", "RunState", "Status", "StatusFold", "status"]
+__all__ = ["NUM_NEWEST", "StatusFold", "status"]
 
-OVER_DETAIL = "the run is over"
-"""What is told of a replica that nothing else ended."""
+NUM_NEWEST = 20
+"""As many of the newest entries about progress say all that a status knows from them: who reads a long journal reads no
+others, and who has followed the run from its beginning must not know more."""
 
 _NO_PACE = frozenset({"starting", "forming", "stalled", "ending"})
 """States in which the pace of before is none of now; a run that is over is told by its last steps."""
-
-RunState = Literal["starting", "forming", "training", "stalled", "ending", "finished", "failed", "stopped", "lost"]
-
-
-class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """The coordinator or an agent. `view`: (epoch, n); `step`: the last stable step; None before the first. In a run
-    on several hosts also `host`, the `address` at which the others reach it, and `slots`, for how many replicas."""
-
-    name: str
-    pid: int
-    state: Literal["running", "lost", "ended"]
-    view: tuple[int, int] | None
-    step: int | None
-    detail: str = ""
-    host: str = ""
-    address: str = ""
-    slots: int = 0
-
-
-class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One incarnation of a slot. `view` is None outside the view; `step`: the last it is known to hold; "stalled" is a
-    member of a stalled run, and `detail` says for how long nothing has come of its work."""
-
-    replica: str
-    agent: str
-    pid: int
-    state: Literal[
-        "starting", "joining", "spare", "forming", "training", "stalled", "suspected", "leaving", "ending", "exited"
-    ]
-    view: tuple[int, int] | None
-    step: int | None
-    detail: str = ""
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at one moment. Times are Unix seconds; `step_s` is the mean of the last steps reported, None where none is
-    being made: before the first, in a run that is stalled, between two views; `until`: steps in all, None before the
-    loop has said it. `step`: how many were committed, the newest at `step_at_s`, `step_age_s` ago;
-    "stalled" is a run whose newest commit is much older than usual; "ending" one whose training is done, and whose
-    scripts are not.
-
-    `agent` is the first of `agents`: the only one, unless the run was started with more. `replicas`: all that have not
-    ended, and of a slot where all have, the newest.
-    """
-
-    run_id: str
-    state: RunState
-    detail: str
-    started_at_s: float | None
-    updated_at_s: float | None
-    view: tuple[int, int] | None
-    step: int | None
-    until: int | None
-    step_s: float | None
-    loss: float | None
-    num_replicas: int
-    num_recoveries: int
-    last_recovery: ev.Recovery | None
-    num_verdicts: int
-    last_verdict: ev.VerdictReached | None
-    coordinator: Process | None
-    agent: Process | None
-    agents: list[Process]
-    replicas: list[ReplicaStatus]
-    last_save: ev.CheckpointSaved | None = None
-    failed_save: ev.CheckpointFailed | None = None  # after it
-    num_audit_mismatches: int = 0
-    step_at_s: float | None = None
-    step_age_s: float | None = None
-    num_failed_saves: int = 0
-    certified: int | None = None
-    """Steps of the newest certified state; None without audits."""
+_GONE = frozenset({"exited", "ended"})
+"""States of a replica without a process."""
 
 
 class StatusFold:
@@ -123,6 +55,7 @@ class StatusFold:
         self._progress: ev.ProgressMade | None = None
         self._step: int | None = None
         self._loss: float | None = None
+        self._without_loss = 0  # entries about progress since
         self._recoveries = 0
         self._last_recovery: ev.Recovery | None = None
         self._verdicts = 0
@@ -184,6 +117,7 @@ class StatusFold:
         over = self._finished is not None or held is False
         agents = [self._placed(agent, over) for agent in self._agents.values()]
         age_s = max(0.0, now_s - self._step_at_s) if now_s is not None and self._step_at_s is not None else None
+        as_of_s = self._updated_at_s if now_s is None or over else now_s
         state, detail = self._state(held, age_s)
         silent = f"silent for {format_s(age_s)}" if state == "stalled" and age_s is not None else ""
         return Status(
@@ -203,7 +137,6 @@ class StatusFold:
             num_verdicts=self._verdicts,
             last_verdict=self._last_verdict,
             coordinator=self._placed(self._coordinator, over) if self._coordinator else None,
-            agent=agents[0] if agents else None,
             agents=agents,
             replicas=[self._replica(name, over, silent) for name in self._shown()] if people else [],
             last_save=self._saved,
@@ -212,7 +145,9 @@ class StatusFold:
             step_at_s=self._step_at_s,
             step_age_s=age_s,
             num_failed_saves=self._failed_saves,
-            certified=self._certified,
+            certified_step=self._certified,
+            as_of_s=as_of_s,
+            save_age_s=max(0.0, as_of_s - self._saved.at_s) if self._saved is not None and as_of_s else None,
         )
 
     def _state(self, held: bool | None, age_s: float | None) -> tuple[RunState, str]:
@@ -256,7 +191,7 @@ class StatusFold:
 
     def _shown(self) -> list[str]:
         newest = {name.partition(".")[0]: name for name in sorted(self._replicas, key=_natural)}
-        alive = {name for name, replica in self._replicas.items() if replica.state != "exited"}
+        alive = {name for name, replica in self._replicas.items() if replica.state not in _GONE}
         manned = {name.partition(".")[0] for name in alive}
         return sorted(alive | {name for slot, name in newest.items() if slot not in manned}, key=_natural)
 
@@ -265,15 +200,15 @@ class StatusFold:
         replica = self._replicas[name]
         if name in self._inside:
             state, step = replica.state, replica.step
-            if state not in {"exited", "suspected"}:
+            if state not in {*_GONE, "suspected"}:
                 state = "ending" if self._ended else "training" if self._formed else "forming"
             if state in {"training", "suspected", "ending"}:
                 step = self._step
             replica = msgspec.structs.replace(replica, state=state, step=step, view=self._view)
             if silent and state == "training":
                 replica = msgspec.structs.replace(replica, state="stalled", detail=silent)
-        if over and replica.state != "exited":
-            replica = msgspec.structs.replace(replica, state="exited", detail=OVER_DETAIL)
+        if over and replica.state not in _GONE:
+            replica = msgspec.structs.replace(replica, state="ended", detail=OVER_DETAIL)
         return replica
 
     def _take_progress(self, event: ev.ProgressMade) -> None:
@@ -282,8 +217,11 @@ class StatusFold:
         self._step = max(known, self._step if self._step is not None else known)
         if event.committed >= 0:
             self._step_at_s = event.committed_at_s
+        self._without_loss = 0 if event.losses else self._without_loss + 1
         if event.losses:
             self._loss = event.losses[-1][1]
+        elif self._without_loss >= NUM_NEWEST:  # none of them was finite: the last that was is none of now
+            self._loss = None
         for name in [name for name in self._suspected if name in self._inside]:
             self._change(name, state="training", detail="")  # steps go on, so it does too
 
@@ -330,7 +268,7 @@ class StatusFold:
         if unknown := new.difference(self._replicas):
             self._inside -= unknown
         for name in members - self._inside:
-            if self._replicas[name].state != "exited":
+            if self._replicas[name].state not in _GONE:
                 self._change(name, state="leaving")
         for name in new | (self._inside & self._suspected):
             self._change(name, state="forming")
@@ -344,7 +282,8 @@ class StatusFold:
                 )
             case ev.ReplicaExited():
                 detail = f"{event.cause}: {event.detail}" if event.detail else event.cause
-                self._change(event.replica, state="exited", detail=detail, step=event.step)
+                state = "ended" if event.cause == "finished" else "exited"
+                self._change(event.replica, state=state, detail=detail, step=event.step)
             case ev.JoinerServed():
                 self._change(event.replica, state="joining", step=event.step)
             case ev.JoinerCaughtUp():

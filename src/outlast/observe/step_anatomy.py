@@ -6,6 +6,7 @@ has committed since it joined, as it measured them by its own clock; nothing is 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
@@ -14,8 +15,10 @@ import msgspec
 from outlast.core import events as ev
 from outlast.core.step_parts import PARTS, PairWait
 
-__all__ = ["Anatomy", "AnatomyFold", "MemberParts", "PairTold", "anatomy_of"]
+__all__ = ["NUM_WORDS", "Anatomy", "AnatomyFold", "MemberParts", "PairTold", "anatomy_of"]
 
+NUM_WORDS = 1024
+"""Words of members that count. Who reads a long journal reads so many, and who has followed the run knows no more."""
 _SLOW = 1.25  # times the median member's own work: others wait for it
 _WORTH_S = 1e-3  # of a step; less is noise
 _NUM_PAIRS = 32
@@ -64,15 +67,21 @@ class Anatomy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnatomyFold:
-    """Takes the newest word of each member."""
+    """Takes the newest word of each member, of the newest `NUM_WORDS` of all: in a larger fleet those who spoke last
+    stand for the others."""
 
     def __init__(self) -> None:
         self._newest: dict[str, ev.StepAnatomy] = {}
+        self._told: deque[ev.StepAnatomy] = deque(maxlen=NUM_WORDS)
         self.version = 0
 
     def take(self, event: ev.AnyEvent) -> None:
         """Fold one event in; events of one member come in order. Who has died holds nobody up any more."""
         if isinstance(event, ev.StepAnatomy):
+            oldest = self._told[0] if len(self._told) == NUM_WORDS else event
+            if self._newest.get(oldest.replica) is oldest:
+                del self._newest[oldest.replica]
+            self._told.append(event)
             self._newest[event.replica] = event
             self.version += 1
         elif isinstance(event, ev.ReplicaExited) and event.cause != "finished":

@@ -13,8 +13,9 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.observe import checkpoint_words
+from outlast.observe.rounding import counted, format_s
 
-__all__ = ["Row", "counted", "format_s", "row_of", "surely_stranger", "timeline"]
+__all__ = ["Row", "row_of", "surely_stranger", "timeline"]
 
 _ALWAYS = (
     ev.RunStarted, ev.Recovery, ev.CoordinatorLost, ev.AgentLost, ev.Refused, ev.VerdictReached, ev.AuditMismatch,
@@ -108,18 +109,6 @@ def row_of(event: ev.AnyEvent, start_s: float) -> Row:
         case ev.CoordinatorLost() | ev.ReplicaExited():
             return msgspec.structs.replace(row, noticed_by=event.noticed_by)
     return row
-
-
-def format_s(seconds: float) -> str:
-    """A duration for people: `53 ms`, `1.25 s`, `2 min 03 s`, `1 h 05 min`."""
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _matters(event: ev.AnyEvent, told: Collection[str]) -> bool:
@@ -348,8 +337,3 @@ def _unprotected(event: ev.RowsAdmitted) -> bool:
 def _first_line(text: str) -> str:
     """A row is one line; the tracebacks that some details carry stand in the journal and in the replica's log."""
     return text.partition("\n")[0].removesuffix(":")
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """A number of something, in words. `many`: its plural, if it is not with an s."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

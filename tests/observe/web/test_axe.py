@@ -82,7 +82,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, story: Any) -> Iterator[str]:
         assert journal.flush()
         board = Board(
             [runs / name for name in ("brave", "calm", "long", "none")],
-            clock=lambda: live[-1].at_s + 0.2, beside_plan=_beside_plan,
+            clock=lambda _: live[-1].at_s + 0.2, beside_plan=_beside_plan,
         )  # fmt: skip
         wishes = Wishes({"save": "", "stop": "", "drain": "host"}, lambda *_: "it was asked", "KEY")
         serving = Serving(board, listen(0), wishes=wishes)

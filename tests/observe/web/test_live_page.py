@@ -55,11 +55,11 @@ def test_a_demonstration_is_followed_from_its_beginning_to_its_end(tmp_path: Pat
                 ).stdout
             )  # fmt: skip
             wanted = {
-                "step": "160 of 160", "faults outlasted": str(told["survived"]),
+                "step": "160 of 160", "faults outlasted": str(told["num_recoveries"]),
                 "downtime": format_s(told["downtime_s"]), "useful time": f"{told['ettr']:.1%}",
                 "wall time": format_s(told["cost"]["wall_s"]),
             }  # fmt: skip
-            assert told["survived"] >= 4
+            assert told["num_recoveries"] >= 4
             browser.until(lambda: wanted.items() <= browser.script(FIGURES).items(), PATIENCE_S)
             rows = "return [...document.querySelectorAll('table.rows td.what')].map((node) => node.textContent)"
             browser.until(lambda: browser.script(rows) == [row["what"] for row in told["timeline"]], PATIENCE_S)

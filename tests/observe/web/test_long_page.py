@@ -107,7 +107,7 @@ def shown(browser: Browser) -> dict[str, str]:
 def everybody(browser: Browser, run: Long) -> None:
     """Every member is drawn and can be reached by keyboard; of the hosts as many as fit, and the number of the rest."""
     members = "[aria-label=Members]"
-    assert f"over {run.members:,}" in browser.script(f"return document.querySelector('{members}').innerText")
+    assert f"ended {run.members:,}" in browser.script(f"return document.querySelector('{members}').innerText")
     said = browser.script(
         f"const grid = document.querySelector('{members} canvas'); grid.focus();"
         "const key = (name) => grid.dispatchEvent(new KeyboardEvent('keydown', {key: name}));"

@@ -119,7 +119,7 @@ def test_its_figures_are_the_terminal_s(browser: Browser, url: str, story: Any) 
     assert figures["useful time"] == f"{told.ettr:.1%}"
     assert figures["wall time"] == format_s(told.cost.wall_s)
     assert figures["downtime"] == format_s(told.downtime_s)
-    assert figures["faults outlasted"] == str(told.survived)
+    assert figures["faults outlasted"] == str(told.num_recoveries)
     rows = browser.script("return [...document.querySelectorAll('table.rows td.what')].map((n) => n.textContent)")
     assert rows == [row.what for row in told.timeline]
     cells = browser.script(
@@ -146,7 +146,7 @@ def test_two_runs_stand_side_by_side_or_one_below_the_other(
     browser.until(lambda: len(browser.script(f"return {FIGURES}")) == 2)
     both = browser.script(f"return {FIGURES}")
     told = [why(events) for events in (story.whole, [*story.started, *story.training, *story.finished])]
-    assert [row["faults outlasted"] for row in both] == [str(one.survived) for one in told]
+    assert [row["faults outlasted"] for row in both] == [str(one.num_recoveries) for one in told]
     assert [row["useful time"] for row in both] == [f"{one.ettr:.1%}" for one in told]
     tops = browser.script("return [...document.querySelectorAll('main > *')].map((n) => n.getBoundingClientRect().top)")
     assert (tops[0] == tops[1]) == (width > 800)

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
 from benchmarks._long_run import Long, write
+from benchmarks._long_run import events as generated
 from tests.observe.web.asking import ask
+from tests.observe.web.telling import board_of, differences, told
 
-from outlast import journal as journal_room
 from outlast.cli import main
 from outlast.cli._serve import _beside_plan
 from outlast.core import events as ev
 from outlast.journal import Journal
 from outlast.observe.web import Board, build_app
+from outlast.runtime.settings.fault_points import Fault
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.py"
 
 
 def saves(story: Any) -> list[ev.AnyEvent]:
@@ -78,12 +86,14 @@ ONE: dict[str, Callable[[Told], float | None]] = {
     "outlast_replicas_wanted": lambda t: t[0]["num_replicas"],
     "outlast_audit_mismatches_total": lambda t: t[0]["num_audit_mismatches"],
     "outlast_checkpoints_failed_total": lambda t: t[0]["num_failed_saves"],
-    "outlast_certified_step": lambda t: t[0]["certified"],
+    "outlast_certified_step": lambda t: t[0]["certified_step"],
     "outlast_wall_seconds": lambda t: t[1]["cost"]["wall_s"],
     "outlast_ettr_ratio": lambda t: t[1]["ettr"],
     "outlast_history_read_ratio": lambda t: 1.0,
     "outlast_steps_committed_total": sums(ev.ProgressMade, lambda e: max(0, e.committed - e.first)),
     "outlast_microbatches_recomputed_total": sums(ev.Recovery, lambda e: e.microbatches_recomputed),
+    "outlast_downtime_seconds_total": sums(ev.Recovery, lambda e: e.downtime_s),
+    "outlast_steps_lost_total": lambda t: t[1]["lost_steps"],
     "outlast_checkpoints_saved_total": sums(ev.CheckpointSaved, lambda e: 1),
     "outlast_checkpoint_written_bytes_total": sums(ev.CheckpointSaved, lambda e: e.written_bytes),
     "outlast_recovery_downtime_seconds_sum": sums(ev.Recovery, lambda e: e.downtime_s),
@@ -119,54 +129,143 @@ def test_every_metric_is_what_status_why_page_and_journal_say(
     moment: str, story: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = moments(story)[moment]
-    run_dir = tmp_path / "brave"
     now_s = events[-1].at_s + 0.25
-    monkeypatch.setattr(journal_room, "run_now_s", lambda _: now_s)
-    board = Board([run_dir], clock=lambda: now_s)
-    with Journal.create(run_dir) as writer:  # held: the run is alive
+    with Journal.create(tmp_path / "brave") as writer:  # held: the run is alive
         writer.append_many(events)
         assert writer.flush()
-        for _ in range(2):
-            board.turn()
-        app = build_app(board, follow=False)
-        lines = ask(app, "/metrics")[2].decode().splitlines()
-        page = json.loads(ask(app, "/api/runs/brave/picture")[2])
-        told = []
-        for command in ("status", "why"):
-            assert main([command, str(run_dir), "--json"]) == 0
-            told.append(json.loads(capsys.readouterr().out))
-        assert main(["status", str(run_dir)]) == 0
-        terminal = capsys.readouterr().out
-    status, why = told
-    samples = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[:1] != "#"}
+        board = board_of(tmp_path / "brave", lambda: now_s)
+        told_ = told(tmp_path / "brave", events, now_s, True, board, capsys, monkeypatch)
+    assert differences(told_) == []
+    samples = told_.metrics
     families = {re.sub(r"_(bucket|sum|count)$", "", name.partition("{")[0]) for name in samples}
     known = {re.sub(r"_(sum|count)$", "", name) for name in ONE} | set(MANY) | ELSEWHERE
     assert families <= known, "a new metric: say what it equals"
-    everything = (status, why, events)
+    everything = (told_.status, told_.why, events)
     for name, value in ONE.items():
-        expected, shown = value(everything), samples.get(f'{name}{{run="brave"}}')
+        expected, shown = value(everything), samples.get(f"{name}{{}}")
         assert shown == (None if expected is None else pytest.approx(expected, rel=1e-12)), name
     for name, (label, values) in MANY.items():
         own = {key: value for key, value in samples.items() if key.startswith(f"{name}{{") and value}
         assert {re.findall(rf'{label}="(.*?)"}}', key)[0]: v for key, v in own.items()} == values(everything), name
-    head = page["head"]
-    assert head["status"] == {name: status[name] for name in head["status"]}
-    assert {f"{name}_s": value for name, value in head["accounts"].items()} == why["cost"]
-    assert (head["ettr"], page["story"]["headline"]) == (why["ettr"], why["headline"])
-    assert page["story"]["downtime_s"] == why["downtime_s"]
-    first = terminal.splitlines()
-    assert first[0].startswith(f"run brave-otter: {status['state']}")
-    assert f"recoveries {status['num_recoveries']}" in first[1]
-    if status["loss"] is not None:
-        assert f"loss {status['loss']:.4g}" in first[1]
-        assert f"step {status['step']}" in first[1]
+
+
+def test_who_has_followed_a_run_and_who_looks_at_it_now_say_the_same(
+    story: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every moment of a run that is held: after each event, and long after the last one."""
+    events: list[ev.AnyEvent] = []
+    now = [story.start_s]
+    followed = board_of(tmp_path / "brave", lambda: now[0])
+    whole = [*story.started, *story.training, *story.killed, *saves(story), *story.coordinator_lost, *story.finished]
+    with Journal.create(tmp_path / "brave") as writer:
+        for event in whole:
+            events.append(event)
+            writer.append(event)
+            assert writer.flush()
+            for later_s in (0.25, 40.0):
+                now[0] = max(e.at_s for e in events) + later_s
+                seen = told(tmp_path / "brave", events, now[0], True, followed, capsys, monkeypatch)
+                assert differences(seen) == [], f"after {event}, {later_s} s later"
+
+
+def test_two_faults_that_one_view_mends_are_counted_alike(
+    story: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fault,) = (event for event in story.killed if isinstance(event, ev.Recovery))
+    other = msgspec.structs.replace(fault, replica="r3.0", downtime_s=0.07, lost_steps=3)
+    events = [*story.started, *story.training, *story.killed, other]
+    run_dir = frozen(tmp_path / "brave", events)
+    board = board_of(run_dir, lambda: 0.0)
+    told_ = told(run_dir, events, 0.0, False, board, capsys, monkeypatch)
+    assert differences(told_) == []
+    assert told_.metrics["outlast_downtime_seconds_total{}"] == 0.07
+    assert told_.metrics["outlast_microbatches_recomputed_total{}"] == 2
+    assert told_.metrics["outlast_steps_lost_total{}"] == 3
+
+
+def frozen(run_dir: Path, events: list[ev.AnyEvent]) -> Path:
+    with Journal.create(run_dir) as writer:
+        writer.append_many(events)
+    return run_dir
+
+
+@pytest.mark.parametrize("share", [0.6, 1.0])
+def test_a_large_fleet_s_long_journal_is_told_alike(
+    share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million steps cut to some hundreds; more members than words of them are read. Amid it, and over."""
+    run = Long(steps=400, members=1300, fault_every=90, save_every=50, word_every=100)
+    events = list(generated(run))
+    events = events[: int(len(events) * share)]
+    now = [events[0].at_s]
+    followed = board_of(tmp_path / "long", lambda: now[0])
+    with Journal.create(tmp_path / "long") as writer:
+        for at in range(0, len(events), 1500):
+            writer.append_many(events[at : at + 1500])
+            assert writer.flush(60.0)
+            followed.turn()
+        now[0] = max(event.at_s for event in events) + 0.4
+        for board in (followed, board_of(tmp_path / "long", lambda: now[0])):
+            seen = told(tmp_path / "long", events, now[0], True, board, capsys, monkeypatch)
+            assert differences(seen) == []
+
+
+def test_losses_that_are_not_finite_leave_no_old_one_behind(
+    story: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members tell no loss that is not finite. What the last finite one was is forgotten by all at once."""
+    events, now = [*story.started, *story.training], [0.0]
+    followed = board_of(tmp_path / "brave", lambda: now[0])
+    with Journal.create(tmp_path / "brave") as writer:
+        writer.append_many(events)
+        for step in range(21, 46):
+            at_s = story.start_s + 4.0 + (step - 20) / 10
+            events.append(ev.ProgressMade(
+                at_s=at_s, view=[1, 1], stable=step, losses=[], step_s=0.1, first=step - 1, committed=step,
+                committed_at_s=at_s, seconds={"productive": 0.1},
+            ))  # fmt: skip
+            writer.append(events[-1])
+            assert writer.flush()
+            now[0] = at_s + 0.1
+            seen = told(tmp_path / "brave", events, now[0], True, followed, capsys, monkeypatch)
+            assert differences(seen) == [], step
+    assert seen.status["loss"] is None
+
+
+@pytest.mark.process
+def test_a_real_fleet_s_journal_is_told_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replicas, one of which is killed amid a step, and checkpoints: its journal to the end, and at moments before."""
+    fault = Fault(replica="r1", phase="reduce", step=9, action="SIGKILL")
+    command = [
+        sys.executable, "-m", "outlast", "run", "--replicas", "2", "--run-dir", str(tmp_path / "real"), "--checkpoint-dir",
+        str(tmp_path / "kept"), "--checkpoint-every", "6", str(EXAMPLE), "--steps", "24", "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+    environ = os.environ | {"OUTLAST_FAULTS": msgspec.json.encode([fault]).decode()}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    with Journal.open_reader(tmp_path / "real") as reader:
+        whole = [entry.event for entry in reader.events()]
+    assert any(isinstance(event, ev.Recovery) for event in whole)
+    assert any(isinstance(event, ev.CheckpointSaved) for event in whole)
+    board = board_of(tmp_path / "real", lambda: 0.0)
+    assert differences(told(tmp_path / "real", whole, 0.0, False, board, capsys, monkeypatch)) == []
+    for number, at in enumerate(range(len(whole) // 4, len(whole), max(1, len(whole) // 12))):
+        run_dir, events = tmp_path / f"cut{number}", whole[:at]
+        now_s = max(event.at_s for event in events) + 0.3
+        with Journal.create(run_dir) as writer:
+            writer.append_many(events)
+            assert writer.flush()
+            board = board_of(run_dir, lambda now_s=now_s: now_s)
+            assert differences(told(run_dir, events, now_s, True, board, capsys, monkeypatch)) == [], f"of {at} entries"
 
 
 def test_beside_the_plan_the_page_has_the_tables_of_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = write(tmp_path / "brave", Long(steps=600, members=3000, fault_every=150, save_every=1000))
     with Journal.open_reader(run_dir) as reader:
         now_s = reader.events(reader.last_seq - 1)[0].event.at_s
-    board = Board([run_dir], clock=lambda: now_s, beside_plan=_beside_plan)
+    board = Board([run_dir], clock=lambda _: now_s, beside_plan=_beside_plan)
     while not board.ready:
         board.turn()
     board.turn()
@@ -186,7 +285,7 @@ def test_beside_the_plan_the_page_has_the_tables_of_why(tmp_path: Path, capsys: 
 def test_beside_the_plan_stands_nothing_where_nothing_can_be_said(tmp_path: Path, story: Any) -> None:
     with Journal.create(tmp_path / "brave") as journal:
         journal.append_many([*story.started, *story.training])
-    board = Board([tmp_path / "brave"], clock=lambda: story.start_s + 9.0, beside_plan=_beside_plan)
+    board = Board([tmp_path / "brave"], clock=lambda _: story.start_s + 9.0, beside_plan=_beside_plan)
     for _ in range(2):
         board.turn()
     page = json.loads(ask(build_app(board, follow=False), "/api/runs/brave/picture")[2])

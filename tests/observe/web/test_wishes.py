@@ -56,7 +56,7 @@ def board(tmp_path: Path) -> Board:
     start = ev.RunStarted(at_s=1.0, run_id="r", command=[], num_replicas=1, num_spares=0, signature={}, config={})
     with Journal.create(tmp_path / "brave") as journal:
         journal.append(start)
-    board = Board([tmp_path / "brave"], clock=lambda: 2.0)
+    board = Board([tmp_path / "brave"], clock=lambda _: 2.0)
     board.turn()
     return board
 

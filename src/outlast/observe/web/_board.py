@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from outlast.core import events as ev
+from outlast.journal import run_now_s
 from outlast.observe.page_reading import RunReading
-from outlast.observe.run_status import Status
+from outlast.observe.status_records import OVER, Status
 from outlast.observe.web._metrics import Scraped
 from outlast.observe.web._parts import chosen, curves_part, head_part, marks_part, members_part, row_data, story_part
 
@@ -52,7 +53,7 @@ class Shown:
             if not self.reading.opened:
                 said = {"waiting": str(self.reading.run_dir), "trouble": self.reading.trouble}
                 return self._publish("absent", said, said)
-            if not (fresh or reading_on or now_s >= self._next_head_s):
+            if not (fresh or reading_on or _due(now_s, self._next_head_s, _HEAD_EVERY_S)):
                 return False
             self._next_head_s = now_s + _HEAD_EVERY_S
             return self._publish_all(now_s)
@@ -62,11 +63,12 @@ class Shown:
         with self.lock:
             if not self.reading.opened:
                 return None
+            status, now_or_none = self._status(now_s, people=True)
             return Scraped(
                 name=self.name,
                 fold=self.reading.fold,
-                status=self._status(now_s, people=True),
-                now_s=now_s,
+                status=status,
+                now_s=now_or_none,
                 share_read=self.reading.share_read,
             )
 
@@ -95,25 +97,25 @@ class Shown:
             any_read = True
         return any_read
 
-    def _status(self, now_s: float, people: bool) -> Status:
+    def _status(self, now_s: float, people: bool) -> tuple[Status, float | None]:
+        """The status, and now as it and all accounts are told of it: None where nobody holds the run."""
         held = self.reading.held()
-        return self.reading.fold.status(held=held, now_s=now_s if held else None, people=people)
+        now_or_none = now_s if held else None
+        return self.reading.fold.status(held=held, now_s=now_or_none, people=people), now_or_none
 
     def _publish_all(self, now_s: float) -> bool:
         fold = self.reading.fold
-        state = self._status(now_s, people=False)
-        now_or_none = now_s if self.reading.held() else None
+        state, now_or_none = self._status(now_s, people=False)
         rows = len(fold.rows)
-        published = self._publish("head", None, head_part(fold, state, now_s, self.reading.share_read))
-        over = state.state in {"finished", "failed", "stopped", "lost"}
-        people = (fold.people_version, over, state.state == "stalled")
+        published = self._publish("head", None, head_part(fold, state, now_or_none, self.reading.share_read))
+        people = (fold.people_version, state.state in OVER, state.state == "stalled")
         if self._changed("members", people):
-            published |= self._publish("members", people, members_part(self._status(now_s, people=True)))
+            published |= self._publish("members", people, members_part(self._status(now_s, people=True)[0]))
         if self._changed("marks", rows):
             published |= self._publish("marks", rows, marks_part(fold))
         story = (rows, state.state, self.reading.whole, fold.anatomy.version)
         if self._changed("story", story):
-            published |= self._publish("story", story, story_part(fold, state, now_or_none or fold.latest_s))
+            published |= self._publish("story", story, story_part(fold, state, now_or_none))
         told = fold.version if self.reading.whole else -1 - int(time.monotonic() / _CURVES_EVERY_S)
         if self._changed("curves", told):
             published |= self._publish("curves", told, curves_part(fold))
@@ -122,7 +124,7 @@ class Shown:
     def _publish_plan(self, now_s: float) -> bool:
         """Beliefs are folded from the whole story, so seldom; they say of which moment they are."""
         fold = self.reading.fold
-        due = self.reading.whole and now_s >= self._next_plan_s
+        due = self.reading.whole and _due(now_s, self._next_plan_s, _PLAN_EVERY_S)
         if self._beside_plan is None or not due or not self._changed("plan", fold.version):
             return False
         self._next_plan_s = now_s + _PLAN_EVERY_S
@@ -146,14 +148,15 @@ class Shown:
 
 
 class Board:
-    """All runs of a server. `on_change` is called from the board's thread after anything was published. `beside_plan`:
+    """All runs of a server. `on_change` is called from the board's thread after anything was published. `clock`:
+    now, as the events of the run in a directory have it (Unix seconds). `beside_plan`:
     what is shown beside the plan, which this room knows nothing of; None is nothing."""
 
     def __init__(
         self,
         run_dirs: Sequence[Path],
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[Path], float] = run_now_s,
         beside_plan: BesidePlan | None = None,
     ) -> None:
         self.runs: dict[str, Shown] = {}
@@ -184,7 +187,7 @@ class Board:
 
     def turn(self) -> bool:
         """One round over all runs; whether anything was published."""
-        published = [shown.turn(self.clock()) for shown in self.runs.values()]
+        published = [shown.turn(self.clock(shown.reading.run_dir)) for shown in self.runs.values()]
         return any(published)
 
     @property
@@ -194,7 +197,7 @@ class Board:
 
     def scraped(self) -> list[Scraped]:
         """All runs that are there, for the metrics."""
-        found = [shown.scraped(self.clock()) for shown in self.runs.values()]
+        found = [shown.scraped(self.clock(shown.reading.run_dir)) for shown in self.runs.values()]
         return [run for run in found if run is not None]
 
     def _follow(self) -> None:
@@ -203,6 +206,11 @@ class Board:
                 self.on_change()
             busy = any(shown.reading.opened and not shown.reading.whole for shown in self.runs.values())
             self._wake.wait(0.005 if busy else _POLL_S)
+
+
+def _due(now_s: float, next_s: float, every_s: float) -> bool:
+    """Whether it is time; also after the clock was set back, as it is when a run begins to say its own."""
+    return now_s >= next_s or now_s < next_s - every_s
 
 
 def _nothing() -> None:

@@ -8,32 +8,31 @@ lives; no label by replica or rank, so the number of series does not grow with t
 from __future__ import annotations
 
 import bisect
+import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from outlast.core.step_parts import PARTS
+from outlast.observe._why import once
 from outlast.observe.page_picture import RunFold
-from outlast.observe.run_status import Status
+from outlast.observe.status_records import ReplicaState, RunState, Status
 
 __all__ = ["CONTENT_TYPE", "Scraped", "metrics_text"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-_STATES = ("starting", "forming", "training", "stalled", "ending", "finished", "failed", "stopped", "lost")
-_MEMBER_STATES = (
-    "starting", "joining", "spare", "forming", "training", "stalled", "suspected", "leaving", "ending", "exited",
-)  # fmt: skip
 
 
 class Scraped(msgspec.Struct, frozen=True, kw_only=True):
-    """One run at one moment. `name`: what the label `run` says; `share_read`: of its history, 0 to 1."""
+    """One run at one moment. `name`: what the label `run` says; `now_s`: as `RunFold` takes it, None where nobody holds
+    the run; `share_read`: of its history, 0 to 1."""
 
     name: str
     fold: RunFold
     status: Status
-    now_s: float
+    now_s: float | None
     share_read: float
 
 
@@ -82,7 +81,7 @@ def _of_state(run: Scraped) -> Iterator[_Family]:
     info.add(1, run=run.name, run_id=state.run_id)
     yield info
     now = _Family("outlast_run_state", "gauge", "1 for the state the run is in, 0 for the others.")
-    for name in _STATES:
+    for name in typing.get_args(RunState):
         now.add(float(state.state == name), run=run.name, state=name)
     yield now
     yield _gauge(run, "outlast_run_step", "Steps committed, as the newest commit has it.", state.step)
@@ -96,10 +95,10 @@ def _of_state(run: Scraped) -> Iterator[_Family]:
     yield _gauge(run, "outlast_step_duration_seconds", "Mean duration of the last steps.", state.step_s)
     yield _gauge(run, "outlast_last_commit_timestamp_seconds", "Unix time of the newest commit.", state.step_at_s)
     yield _gauge(run, "outlast_loss", "Loss of the newest step.", state.loss)
-    yield _gauge(run, "outlast_replicas_wanted", "Replicas the run was started with.", state.num_replicas)
+    yield _gauge(run, "outlast_replicas_wanted", "Replicas the run is to have.", state.num_replicas)
     members = _Family("outlast_replicas", "gauge", "Replicas by state.")
     counts: Counter[str] = Counter(replica.state for replica in state.replicas)
-    for name in _MEMBER_STATES:
+    for name in typing.get_args(ReplicaState):
         members.add(counts.get(name, 0), run=run.name, state=name)
     yield members
     agents = _Family("outlast_agents", "gauge", "Agents by state.")
@@ -132,7 +131,19 @@ def _of_faults(run: Scraped) -> Iterator[_Family]:
         run,
         "outlast_microbatches_recomputed_total",
         "Microbatches of the dead computed again.",
-        sum(event.microbatches_recomputed for event in fold.recoveries),
+        once(fold.recoveries, "microbatches_recomputed"),
+    )
+    yield _counter(
+        run,
+        "outlast_downtime_seconds_total",
+        "How long no step was committed on account of faults; what one view mended counts once.",
+        once(fold.recoveries, "downtime_s"),
+    )
+    yield _counter(
+        run,
+        "outlast_steps_lost_total",
+        "Steps done twice or in vain.",
+        round(once(fold.recoveries, "lost_steps")) + fold.history.accounts.gone,
     )
     yield _labelled(
         run,
@@ -171,7 +182,7 @@ def _of_checkpoints(run: Scraped) -> Iterator[_Family]:
         yield _gauge(
             run, "outlast_checkpoint_blocked_seconds", "How long the newest save held up the loop.", saved.blocked_s
         )
-    yield _gauge(run, "outlast_certified_step", "Steps of the newest certified state.", state.certified)
+    yield _gauge(run, "outlast_certified_step", "Steps of the newest certified state.", state.certified_step)
 
 
 def _of_time(run: Scraped) -> Iterator[_Family]:

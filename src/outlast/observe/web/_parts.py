@@ -12,7 +12,7 @@ import msgspec
 
 from outlast.observe.checkpoint_words import describe
 from outlast.observe.page_picture import PageRow, RunFold
-from outlast.observe.run_status import OVER_DETAIL, Process, ReplicaStatus, Status
+from outlast.observe.status_records import Process, Status
 from outlast.observe.step_anatomy import Anatomy
 from outlast.observe.timeline_rows import row_of
 
@@ -22,33 +22,33 @@ _BINS = 400
 _LEVELS = {"info": 0, "warning": 1, "error": 2}
 _CODES = {
     "training": "t", "forming": "f", "starting": "s", "joining": "j", "spare": "p", "stalled": "q", "suspected": "u",
-    "leaving": "l", "ending": "e", "exited": "x", "over": "o",
+    "leaving": "l", "ending": "e", "exited": "x", "ended": "o",
 }  # fmt: skip
 _NUM_SUSPECTS = 50
 _NUM_MEMBERS = 32
 
 
-def head_part(fold: RunFold, state: Status, now_s: float, share_read: float) -> dict[str, object]:
-    """What changes all the time: the state in figures, the accounts and the clocks."""
+def head_part(fold: RunFold, state: Status, now_s: float | None, share_read: float) -> dict[str, object]:
+    """What changes all the time: the state in figures, the headline, the accounts and the clocks."""
     cost = fold.accounting(state, now_s)
     recovery = state.last_recovery
     return {
         "status": {
             name: getattr(state, name)
             for name in Status.__struct_fields__
-            if name not in {"replicas", "agents", "agent", "coordinator", "last_recovery", "last_verdict", "last_save"}
+            if name not in {"replicas", "agents", "coordinator", "last_recovery", "last_verdict", "last_save"}
         },
         "command": fold.started.command if fold.started else [],
         "ranks": fold.started.config.get("ranks", 1) if fold.started else 1,
         "coordinator": state.coordinator,
         "last_recovery": row_of(recovery, state.started_at_s or 0.0) if recovery else None,
         "last_save": state.last_save,
-        "accounts": cost.seconds(),
+        "headline": fold.headline(state, now_s),
+        "cost": cost,
         "ettr": cost.ettr,
         "clocks": fold.clocks(state, now_s),
         "num_saves": fold.num_saves,
         "num_rows": len(fold.rows),
-        "now_s": now_s,
         "share_read": share_read,
     }
 
@@ -60,12 +60,12 @@ def members_part(state: Status) -> dict[str, object]:
     for r in state.replicas:
         step = None if r.state in {"training", "stalled", "suspected", "ending"} else r.step
         detail = "" if r.state == "stalled" else r.detail
-        hosts.setdefault(r.agent, []).append([r.replica, _CODES[_shown_state(r)], r.pid, step, detail])
+        hosts.setdefault(r.agent, []).append([r.replica, _CODES[r.state], r.pid, step, detail])
     known = {agent.name: agent for agent in state.agents}
     lost = {agent.name: agent.detail or "lost" for agent in state.agents if agent.state == "lost"}
     return {
         "codes": {code: name for name, code in _CODES.items()},
-        "counts": Counter(map(_shown_state, state.replicas)),
+        "counts": Counter(replica.state for replica in state.replicas),
         "hosts": [
             {"agent": name, "lost": lost.get(name), "members": them, **_place(known.get(name))}
             for name, them in hosts.items()
@@ -76,12 +76,6 @@ def members_part(state: Status) -> dict[str, object]:
 def _place(agent: Process | None) -> dict[str, object]:
     """Where an agent is, in a run on several hosts."""
     return {"host": agent.host, "address": agent.address, "slots": agent.slots} if agent is not None else {}
-
-
-def _shown_state(replica: ReplicaStatus) -> str:
-    """A replica that ended with the run did not fail, and is not shown as if it had."""
-    over = replica.detail == OVER_DETAIL or replica.detail.partition(":")[0] == "finished"
-    return "over" if replica.state == "exited" and over else replica.state
 
 
 def curves_part(fold: RunFold) -> dict[str, object]:
@@ -103,12 +97,11 @@ def marks_part(fold: RunFold) -> dict[str, object]:
     return {"end_s": end_s, "bins": _BINS, "marks": marks, "rows": len(fold.rows)}
 
 
-def story_part(fold: RunFold, state: Status, now_s: float) -> dict[str, object]:
-    """The headline, what helps, the ladder of checkpoints, audits and suspects."""
+def story_part(fold: RunFold, state: Status, now_s: float | None) -> dict[str, object]:
+    """What it came to, what helps, the ladder of checkpoints, audits and suspects."""
     story = fold.why(state, now_s)
     return {
-        "headline": story.headline,
-        "survived": story.survived,
+        "num_recoveries": story.num_recoveries,
         "lost_steps": story.lost_steps,
         "downtime_s": story.downtime_s,
         "microbatches_recomputed": story.microbatches_recomputed,
@@ -119,7 +112,7 @@ def story_part(fold: RunFold, state: Status, now_s: float) -> dict[str, object]:
         "generations": list(fold.generations.values())[::-1],
         "failed_save": describe(state.failed_save) if state.failed_save else None,
         "num_failed_saves": state.num_failed_saves,
-        "certified": state.certified,
+        "certified_step": state.certified_step,
         "num_audit_mismatches": state.num_audit_mismatches,
         "suspects": [row_data(page) for page in fold.suspects[-_NUM_SUSPECTS:][::-1]],
     }

@@ -1,6 +1,6 @@
 // The page: follows each run by server-sent events, and draws its parts. Text goes in as text, never as HTML, since
 // details and commands come from whoever started the run. Figures are formatted as outlast's terminal does.
-import { seconds, bytes, count, percent, clock } from "./format.js";
+import { seconds, bytes, count, number, percent, clock } from "./format.js";
 import { curve, stack, marks, grid, anatomy } from "./draw.js";
 
 const main = document.querySelector("#runs");
@@ -246,18 +246,18 @@ class Run {
       ["step", s.step === null ? "–" : count(s.step) + (s.until ? ` of ${count(s.until)}` : "")],
       ["newest commit", s.step_age_s === null ? "–" : `${seconds(s.step_age_s)} ago`],
       ["a step", s.step_s ? seconds(s.step_s) : "–"],
-      ["loss", s.loss === null ? "–" : Number(s.loss.toPrecision(4)).toString()],
+      ["loss", s.loss === null ? "–" : number(s.loss)],
       ["useful time", percent(head.ettr)],
       ["faults outlasted", count(s.num_recoveries)],
       ["downtime", story ? seconds(story.downtime_s) : "–"],
       ["saves", count(head.num_saves) + (s.num_failed_saves ? `, ${count(s.num_failed_saves)} failed` : "")],
-      ["wall time", seconds(head.accounts.wall)],
+      ["wall time", seconds(head.cost.wall_s)],
       ...(head.ranks > 1 ? [["ranks a replica", count(head.ranks)]] : []),
     ];
     if (this.asks) this.asks.hidden = OVER.includes(s.state); // nobody is there to answer
     this.top.replaceChildren(...[
       el("h1", {}, `${this.name} `, s.run_id ? el("span", { class: "soft" }, `${s.run_id} `) : "", el("span", { class: `state ${s.state}` }, s.state)),
-      el("p", {}, story ? story.headline : s.detail),
+      el("p", {}, head.headline),
       head.share_read < 1 ? el("p", { class: "banner", role: "status" }, `Reading the journal, ${percent(head.share_read)}: curves and accounts are not whole yet.`) : null,
       el("dl", { class: "figures" }, ...figures.map(([name, value]) => el("div", { "data-figure": name }, el("dt", {}, name), el("dd", {}, value)))),
       el("p", { class: "soft" }, head.command.join(" ")),
@@ -312,15 +312,15 @@ class Run {
   }
 
   drawTime(head) {
-    const wall = head.accounts.wall || 1;
-    this.bar.setAttribute("aria-label", USES.map((use) => `${use} ${percent(head.accounts[use] / wall)}`).join(", "));
+    const cost = (use) => head.cost[`${use}_s`], wall = cost("wall") || 1;
+    this.bar.setAttribute("aria-label", USES.map((use) => `${use} ${percent(cost(use) / wall)}`).join(", "));
     this.bar.replaceChildren(...USES.map((use) => {
       const part = el("span");
-      part.style.flexGrow = head.accounts[use] / wall;
+      part.style.flexGrow = cost(use) / wall;
       part.style.background = `var(--${use})`;
       return part;
     }));
-    this.uses.replaceChildren(...USES.map((use) => el("tr", {}, el("td", {}, key(`--${use}`), use), el("td", { class: "n" }, seconds(head.accounts[use])), el("td", { class: "n" }, percent(head.accounts[use] / wall)))));
+    this.uses.replaceChildren(...USES.map((use) => el("tr", {}, el("td", {}, key(`--${use}`), use), el("td", { class: "n" }, seconds(cost(use))), el("td", { class: "n" }, percent(cost(use) / wall)))));
     this.clocks.replaceChildren(...head.clocks.map((c) => el("tr", {},
       el("td", {}, el("span", { title: c.meaning }, c.name), el("span", { class: "soft" }, ` ${c.meaning}`)), el("td", { class: "n" }, count(c.count)),
       el("td", { class: "n" }, c.mean_s === null ? "–" : seconds(c.mean_s)),
@@ -328,9 +328,8 @@ class Run {
   }
 
   drawLadder(story, head) {
-    const over = OVER.includes(head?.status.state);
-    const now = (over ? head?.status.updated_at_s : head?.now_s) ?? 0;
-    this.ladderNote.textContent = story.generations.length ? (story.certified === null ? "No audits: nothing is certified." : `Newest certified state: step ${count(story.certified)}.`) : "No checkpoint was published.";
+    const now = head?.status.as_of_s ?? 0;
+    this.ladderNote.textContent = story.generations.length ? (story.certified_step === null ? "No audits: nothing is certified." : `Newest certified state: step ${count(story.certified_step)}.`) : "No checkpoint was published.";
     this.ladderTable.hidden = !story.generations.length;
     this.ladder.replaceChildren(...story.generations.map((g) => el("tr", {},
       el("td", { class: "n" }, count(g.step)), el("td", { class: "n" }, seconds(Math.max(0, now - g.at_s))), el("td", { class: "n" }, seconds(g.durable_s)),
@@ -357,7 +356,7 @@ class Run {
   drawAnatomy({ members, said }) {
     anatomy(this.parting, members, PARTS);
     this.partRows.replaceChildren(...members.map((member) => el("tr", {},
-      el("td", {}, member.replica), el("td", { class: "n" }, count(member.steps)), el("td", { class: "n" }, String(member.microbatches)),
+      el("td", {}, member.replica), el("td", { class: "n" }, count(member.steps)), el("td", { class: "n" }, number(member.microbatches, 6)),
       ...PARTS.map((part) => el("td", { class: "n" }, seconds(member[`${part}_s`]))), el("td", {}, member.waits_for))));
     const told = members.length ? said : ["No member has told anything yet."];
     this.partNotes.replaceChildren(...told.map((text) => el("li", members.length ? {} : { class: "soft" }, text)));

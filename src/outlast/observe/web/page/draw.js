@@ -1,5 +1,5 @@
 // Pictures on canvas: curves, stacks, marks, the grid of members. Colours are the style sheet's.
-import { count, seconds } from "./format.js";
+import { count, number, seconds } from "./format.js";
 
 function begin(canvas, height) {
   const ratio = window.devicePixelRatio || 1;
@@ -28,8 +28,8 @@ export function curve(canvas, { steps, mean, low, high }) {
   const x = (index) => left + ((steps[index] - steps[0]) / Math.max(1, steps.at(-1) - steps[0])) * (width - left - 4);
   const y = (value) => 6 + (1 - (scale(value) - floor) / (ceiling - floor || 1)) * (height - under - 10);
   pen.fillStyle = colour("--soft");
-  pen.fillText(top.toPrecision(4), 0, 14);
-  pen.fillText(bottom.toPrecision(4), 0, height - under);
+  pen.fillText(number(top), 0, 14);
+  pen.fillText(number(bottom), 0, height - under);
   pen.fillText(count(steps[0]), left, height - 3);
   const last = `step ${count(steps.at(-1))}`;
   pen.fillText(last, width - pen.measureText(last).width - 2, height - 3);
@@ -76,7 +76,7 @@ export function stack(canvas, { width_s, steps, uses, seconds: used }) {
   rates.forEach((rate, index) => pen[index ? "lineTo" : "moveTo"](left + (index + 0.5) * column, 6 + (1 - rate / top) * room));
   pen.stroke();
   pen.fillStyle = colour("--soft");
-  pen.fillText(`${top.toPrecision(3)}/s`, 0, 14);
+  pen.fillText(`${number(top, 3)}/s`, 0, 14);
   pen.fillText("use", 0, height - under - share / 2 + 4);
   pen.fillText("start", left, height - 3);
   const last = `+${seconds(steps.length * width_s)}`;
