@@ -185,6 +185,13 @@ class Journal:
         query = "SELECT seq, body FROM events WHERE kind = ? ORDER BY seq DESC LIMIT ?"
         return [self._entry(*row) for row in reversed(self._query(query, [tag_of(kind), count]))]
 
+    def latest(self, last_seq: int) -> list[Entry]:
+        """The entry up to `last_seq` with the latest time, alone in a list, which is empty for none. Not always the
+        newest: some are written down later than they happened. Raises EnvironmentFault."""
+        near = "SELECT seq, at_s FROM events WHERE seq <= ? ORDER BY seq DESC LIMIT ?"
+        found = self._query(f"SELECT seq, at_s FROM ({near}) ORDER BY at_s DESC, seq DESC LIMIT 1", [last_seq, _PART])
+        return self.events(found[0][0] - 1, limit=1) if found else []
+
     def sample(self, kind: type[AnyEvent], count: int) -> list[Entry]:
         """At most about `count` entries of a kind, spread evenly over the journal, oldest first; all of them where the
         journal is short. Takes as long for a million entries as for a thousand. Raises EnvironmentFault."""

@@ -192,7 +192,7 @@ class StateReading:
         whole = (_entries(journal, kind, self._last) for kind in _STATE_KINDS)
         views = _newest(journal, ev.ViewInstalled, _NAMED_VIEWS[0], self._last)
         ends = (_newest(journal, kind, count, self._last) for kind, count in _NEWEST_ONLY.items())
-        newest = map(_Ordered, journal.events(self._last - 1))  # says when the run was heard of last, whatever it is
+        newest = map(_Ordered, journal.latest(self._last))  # says when the run was heard of last, whatever it is
         self._run = list(heapq.merge(*whole, views, *ends, newest))
 
     def of_run(self) -> list[ev.AnyEvent]:

@@ -1,6 +1,6 @@
-"""All that is told of a run at one frozen moment, by everyone who tells it, and where two of them do not say the same.
+"""All that is told of a run at one frozen moment, by all who tell it, and where two of them do not say the same.
 
-The readers know nothing of each other: commands are called as from a shell, page and metrics asked over the application.
+The readers know nothing of each other: commands are called as from a shell, page and metrics over the application.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["Telling", "board_of", "differences", "told"]
 
 
 class Telling(NamedTuple):
-    """`status`, `why`: with `--json`; `status_text`, `why_text`, `watch_text`: printed; `page`: its parts; `metrics`: by
-    name and labels; `events`: the journal."""
+    """`status`, `why`: with `--json`; `status_text`, `why_text`, `watch_text`: printed; `page`: its parts; `metrics`:
+    by name and labels; `events`: the journal."""
 
     status: dict[str, Any]
     status_text: str

@@ -236,11 +236,12 @@ def test_losses_that_are_not_finite_leave_no_old_one_behind(
 def test_a_real_fleet_s_journal_is_told_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two replicas, one of which is killed amid a step, and checkpoints: its journal to the end, and at moments before."""
+    """Two replicas, one of which is killed amid a step, and checkpoints: its journal at the end, and before it."""
     fault = Fault(replica="r1", phase="reduce", step=9, action="SIGKILL")
     command = [
-        sys.executable, "-m", "outlast", "run", "--replicas", "2", "--run-dir", str(tmp_path / "real"), "--checkpoint-dir",
-        str(tmp_path / "kept"), "--checkpoint-every", "6", str(EXAMPLE), "--steps", "24", "--out", str(tmp_path / "out"),
+        sys.executable, "-m", "outlast", "run", "--replicas", "2", "--run-dir", str(tmp_path / "real"),
+        "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "6", str(EXAMPLE), "--steps", "24", "--out",
+        str(tmp_path / "out"),
     ]  # fmt: skip
     environ = os.environ | {"OUTLAST_FAULTS": msgspec.json.encode([fault]).decode()}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
