@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,48 @@ def test_a_full_disk_under_the_output_is_no_traceback(monkeypatch: pytest.Monkey
         assert let_go_of_the_broken() is None
     with open("/dev/full", "w") as output:
         monkeypatch.setattr(sys, "stdout", output)
-        assert main(["config", "show"]) == 1
+        assert main(["config", "show"]) == 3
+
+
+@pytest.mark.parametrize("unbuffered", [False, True])
+@pytest.mark.parametrize(
+    "args",
+    [["--help"], ["--version"], ["status", "--help"], ["status", "--json"], ["status"], ["why", "--json"], ["why"]],
+)
+def test_a_full_disk_under_the_output_is_told_in_a_sentence(tmp_path: Path, args: list[str], unbuffered: bool) -> None:
+    """As a shell has it: `outlast status RUN --json > FILE`, where FILE's disk is full."""
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append(ev.RunStarted(
+            at_s=1.0, run_id="x", command=[], num_replicas=1, num_spares=0, signature={}, config={}
+        ))  # fmt: skip
+    reads_run = args[0] in ("status", "why") and "--help" not in args
+    command = [sys.executable, "-m", "outlast", *args, *([str(tmp_path / "run")] if reads_run else [])]
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    environ |= {"PYTHONUNBUFFERED": "1"} if unbuffered else {}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environ)
+    assert done.returncode == 3
+    assert done.stderr.startswith("outlast: [ENVIRONMENT] standard output cannot be written: No space left on device")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("args", [["--help"], ["status"], ["status", "--json"], ["why"], ["watch"]])
+def test_a_reader_that_wants_one_line_only_is_no_error_in_words(tmp_path: Path, args: list[str]) -> None:
+    """`outlast status RUN | head -1`"""
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many([
+            ev.RunStarted(at_s=1.0, run_id="x", command=[], num_replicas=1, num_spares=0, signature={}, config={}),
+            *(ev.ReplicaStarted(at_s=1.0, replica=f"r{slot}.0", agent="a0", pid=1) for slot in range(3000)),
+            END,
+        ])  # fmt: skip
+    command = [sys.executable, "-m", "outlast", *args, *([] if args == ["--help"] else [str(tmp_path / "run")])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 def test_off_is_not_run_many_times(

@@ -64,7 +64,21 @@ def _help() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code (see reference/errors)."""
+    from outlast.cli._streams import is_gone, let_go_of_the_broken, lost_output
+
     args = sys.argv[1:] if argv is None else argv
+    try:
+        code = _answer(args)
+    except OSError as error:
+        code = 1 if is_gone(error) else _tell(lost_output(error), args)
+    broken = let_go_of_the_broken()
+    if broken is None or code or is_gone(broken):
+        return code if broken is None else code or 1
+    return _tell(lost_output(broken), [])
+
+
+def _answer(args: list[str]) -> int:
+    """What is asked most is answered without loading any command."""
     if not args or args[0] in {"--help", "-h", "help"}:
         print(_help())
         return 0 if args else 2
@@ -81,11 +95,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"outlast: no command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""), file=sys.stderr)
         print("outlast --help lists the commands.", file=sys.stderr)
         return 2
-    from outlast.cli._streams import let_go_of_the_broken
-
-    code = _call(args)
-    broken = let_go_of_the_broken()
-    return code if broken is None else code or 1
+    return _call(args)
 
 
 def command_of(name: str) -> click.Command:
@@ -103,8 +113,8 @@ def command_of(name: str) -> click.Command:
 
 def _call(args: list[str]) -> int:
     """One command, whatever it raises; what it raises is told on standard error, and with `--json` also as JSON."""
-    from outlast.cli._streams import is_gone, print_error, wants_json
-    from outlast.errors import EnvironmentFault, OutlastError
+    from outlast.cli._streams import print_error, wants_json
+    from outlast.errors import OutlastError
 
     command = command_of(args[0])
     import click
@@ -122,11 +132,6 @@ def _call(args: list[str]) -> int:
     except (click.exceptions.Abort, KeyboardInterrupt):
         print("outlast: stopped", file=sys.stderr)
         return 130
-    except OSError as error:
-        if is_gone(error):
-            return 1
-        what = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
-        return _tell(EnvironmentFault(what, remedy="give a place that can be read and written, with room"), args)
     return result if isinstance(result, int) else 0
 
 

@@ -52,6 +52,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "export": (
         ("outlast export RUN --tensorboard tb --follow", "as long as the run lasts; tensorboard --logdir tb"),
         ("outlast export RUN --jsonl run.jsonl", "one object a line"),
+        ("outlast export RUN --salvage saved", "what is readable of a damaged journal, for outlast why saved"),
     ),
     "save": (("outlast save RUN", "a checkpoint after the next step"),),
     "stop": (("outlast stop RUN --yes", "save, and stop in order"),),

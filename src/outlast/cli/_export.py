@@ -29,10 +29,17 @@ def export(
     tensorboard: Annotated[Path | None, typer.Option(help="Write an event file into this directory.")] = None,
     wandb: Annotated[Path | None, typer.Option(help="Write an offline run of W&B into this directory.")] = None,
     otlp: Annotated[str, typer.Option(help="Send to this OpenTelemetry collector: http://HOST:4318.")] = "",
+    salvage: Annotated[
+        Path | None, typer.Option(help="Save what is readable of a damaged journal as a run in this new directory.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
 ) -> int:
     """Write losses, step times, uses of time, faults and saves from a run's journal, for other tools to draw."""
+    if salvage is not None:
+        run = _salvaged(run, salvage)
     if not (jsonl or tensorboard or wandb or otlp):
+        if salvage is not None:
+            return 0
         raise ConfigError("nothing to write to", remedy="--jsonl FILE, --tensorboard DIR, --wandb DIR or --otlp URL")
     with open_run(run) as (reader, run_dir), contextlib.ExitStack() as stack:
         writers = _writers(reader, run_dir, jsonl, tensorboard, wandb, otlp)
@@ -41,6 +48,17 @@ def export(
         count = _copy(reader, run_dir, writers, follow, threading.Event())
     note(f"{count:,} rows written")
     return 0
+
+
+def _salvaged(run: Path, target: Path) -> Path:
+    """Where what is readable of a damaged journal now stands, as a run of its own."""
+    from outlast import journal, observe
+
+    run_dir = observe.find_run(run).run_dir
+    found = journal.salvage(run_dir, target)
+    of = f" of {found.num_known:,}" if found.num_known else ""
+    note(f"{found.num_entries:,}{of} entries are saved: outlast why {target}")
+    return target
 
 
 def _writers(

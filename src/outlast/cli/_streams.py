@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from outlast.errors import OutlastError
+from outlast.errors import EnvironmentFault, OutlastError
 
-__all__ = ["is_gone", "let_go_of_the_broken", "print_error", "unheard", "wants_json"]
+__all__ = ["is_gone", "let_go_of_the_broken", "lost_output", "print_error", "unheard", "wants_json"]
 
 _GONE = (errno.EPIPE, errno.EIO)  # the pipe's other end, the terminal
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FLAGS = frozenset({"--json", "--help", "--serve"})
 
 
@@ -51,6 +51,22 @@ def is_gone(error: OSError) -> bool:
     return error.errno in _GONE
 
 
+def lost_output(error: OSError) -> EnvironmentFault:
+    """What is said of an error of the operating system that a command ended with, a full disk under its output say."""
+    what = error.strerror or str(error)
+    if error.filename:
+        return EnvironmentFault(
+            f"{what}: {error.filename}", remedy="give a place that can be read and written, with room"
+        )
+    if error.errno in _NO_ROOM:
+        return EnvironmentFault(
+            f"standard output cannot be written: {what}",
+            did="not all that was to be printed is there",
+            remedy="free space where it is redirected to, or let it go elsewhere",
+        )
+    return EnvironmentFault(what, remedy="give a place that can be read and written, with room")
+
+
 def wants_json(args: Sequence[str]) -> bool:
     """Whether `--json` is among our own options: what follows a script's name is the script's."""
     own = list(args)
@@ -63,8 +79,12 @@ def wants_json(args: Sequence[str]) -> bool:
 
 
 def print_error(message: str, exit_code: int, error: OutlastError | None = None) -> None:
-    """One JSON object on standard output that says what standard error says to people."""
+    """One JSON object on standard output that says what standard error says to people; nothing where that is what
+    cannot be written."""
+    import json
+
     said = {"code": error.code if error else "USAGE", "message": error.message if error else message}
     if error is not None:
         said |= {"where": error.where, "done": error.did, "remedy": error.remedy}
-    print(json.dumps({"error": said, "exit_code": exit_code}))
+    with unheard():
+        print(json.dumps({"error": said, "exit_code": exit_code}), flush=True)

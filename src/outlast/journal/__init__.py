@@ -23,25 +23,26 @@ from outlast.journal._run_clock import keep_clock, run_now_s
 if TYPE_CHECKING:
     from outlast.journal._etcd import Access, Unreachable, access_of, check_reachable, read_places
     from outlast.journal._runs_in_etcd import RunsInEtcd
+    from outlast.journal._salvage import Salvaged, salvage
     from outlast.journal._shared import SharedRecord
     from outlast.journal._turn import CoordinatorClaim, TurnSeen
 
 _HOMES = {
-    "Access": "_etcd", "CoordinatorClaim": "_turn", "RunsInEtcd": "_runs_in_etcd", "SharedRecord": "_shared",
-    "TurnSeen": "_turn", "Unreachable": "_etcd", "access_of": "_etcd", "check_reachable": "_etcd",
-    "read_places": "_etcd",
+    "Access": "_etcd", "CoordinatorClaim": "_turn", "RunsInEtcd": "_runs_in_etcd", "Salvaged": "_salvage",
+    "SharedRecord": "_shared", "TurnSeen": "_turn", "Unreachable": "_etcd", "access_of": "_etcd",
+    "check_reachable": "_etcd", "read_places": "_etcd", "salvage": "_salvage",
 }  # fmt: skip
 
 __all__ = [
     "Access", "CoordinatorClaim", "Entry", "Journal", "LastLine", "Mount", "RenewedFiles", "RunLock", "RunsInEtcd",
-    "SharedRecord", "TurnSeen", "Unreachable", "access_of", "check_reachable", "code_digest", "ends_digest",
-    "find_mount", "holds_run", "is_held", "is_network", "keep_clock", "read_places", "run_now_s", "sealed",
+    "Salvaged", "SharedRecord", "TurnSeen", "Unreachable", "access_of", "check_reachable", "code_digest", "ends_digest",
+    "find_mount", "holds_run", "is_held", "is_network", "keep_clock", "read_places", "run_now_s", "salvage", "sealed",
     "started_at_s", "unsealed",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first used: whoever reads a run's files needs no etcd."""
+    """Loaded when first used: whoever reads a run's files needs no etcd, and seldom a damaged one."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"outlast.journal.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'outlast.journal' has no attribute {name!r}")

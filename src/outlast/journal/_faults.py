@@ -47,11 +47,14 @@ def full(path: Path) -> EnvironmentFault:
     )
 
 
-def damaged(path: Path, why: str) -> EnvironmentFault:
+def damaged(path: Path, why: str, *, readable: bool = True) -> EnvironmentFault:
+    """`readable`: whether some of it may be."""
+    if not readable:
+        return EnvironmentFault(f"{path} is damaged: {why}", did="nothing was changed", remedy="restore it from a copy")
     return EnvironmentFault(
         f"{path} is damaged: {why}",
         did="nothing was changed",
-        remedy=f"restore it from a copy, or save what is readable: sqlite3 {path} .recover",
+        remedy=f"restore it from a copy, or save what is readable: outlast export {path.parent} --salvage NEW-DIR",
     )
 
 
