@@ -180,6 +180,11 @@ class Journal:
         query = "SELECT seq, body FROM events WHERE kind = ? AND seq > ? AND seq < ? ORDER BY seq LIMIT ?"
         return self._query(query, [tag_of(kind), since_seq, before_seq, limit])
 
+    def newest_bodies(self, kind: type[AnyEvent], count: int, last_seq: int) -> list[tuple[int, str]]:
+        """(seq, JSON) of the last `count` entries of a kind up to `last_seq`, oldest first. Raises EnvironmentFault."""
+        query = "SELECT seq, body FROM events WHERE kind = ? AND seq <= ? ORDER BY seq DESC LIMIT ?"
+        return self._query(query, [tag_of(kind), last_seq, count])[::-1]
+
     def newest(self, kind: type[AnyEvent], count: int = 1) -> list[Entry]:
         """The last `count` entries of a kind, oldest first, however long the journal is. Raises EnvironmentFault."""
         query = "SELECT seq, body FROM events WHERE kind = ? ORDER BY seq DESC LIMIT ?"
