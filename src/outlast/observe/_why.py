@@ -17,13 +17,14 @@ from outlast.core import events as ev
 from outlast.observe._accounting import Accounting, AccountingFold
 from outlast.observe._clocks import Clock, clocks
 from outlast.observe.checkpoint_words import PLAIN_FAILURES, lost_remedy, remedy_of
+from outlast.observe.fault_sums import sums_of
 from outlast.observe.rounding import format_s
 from outlast.observe.run_status import status
 from outlast.observe.status_records import RUNNING, Status
 from outlast.observe.step_anatomy import Anatomy, anatomy_of
 from outlast.observe.timeline_rows import Row, timeline
 
-__all__ = ["Advice", "Why", "at_length", "headline_of", "once", "remedy", "story_of", "why"]
+__all__ = ["Advice", "Why", "at_length", "headline_of", "remedy", "story_of", "why"]
 
 _TOLD_OF = frozenset({
     ev.AlarmWeighed, ev.AuditMismatch, ev.CheckpointFailed, ev.DataTrouble, ev.DeviceFinding, ev.Recovery,
@@ -219,15 +220,15 @@ def story_of(
     """The same from what is known already. `gone`: steps that no checkpoint holds; `events`: of all kinds but progress
     and views that were installed, of which nothing is told here."""
     everyone, events = events, [event for event in events if type(event) in _TOLD_OF]
-    recoveries = [event for event in events if isinstance(event, ev.Recovery)]
+    sums = sums_of([event for event in events if isinstance(event, ev.Recovery)], gone)
     return Why(
         run_id=state.run_id,
         state=state.state,
         headline=headline_of(state, cost, gone, events),
         num_recoveries=state.num_recoveries,
-        lost_steps=round(once(recoveries, "lost_steps")) + gone,
-        microbatches_recomputed=round(once(recoveries, "microbatches_recomputed")),
-        downtime_s=once(recoveries, "downtime_s"),
+        lost_steps=sums.lost_steps,
+        microbatches_recomputed=sums.microbatches_recomputed,
+        downtime_s=sums.downtime_s,
         cost=cost,
         ettr=cost.ettr,
         advice=_advice(events, state) + _advice_of_loss(everyone, state, gone),
@@ -259,15 +260,6 @@ def _alarms(events: Sequence[ev.AnyEvent]) -> str:
     done = f"{len(acted)} acted on" if acted else "none acted on"
     worth = f", expected to save {format_s(saved_s)} of work for {format_s(vain_s)} in vain" if acted else ""
     return f"{len(weighed)} alarm{'s' if len(weighed) > 1 else ''} weighed, {done}{worth}{proved}"
-
-
-def once(recoveries: Sequence[ev.Recovery], figure: str) -> float:
-    """The sum of a figure of all recoveries; of faults that one view mended, which share it, the largest."""
-    by_view: dict[tuple[int, ...], float] = {}
-    for event in recoveries:
-        view = tuple(event.view)
-        by_view[view] = max(by_view.get(view, 0.0), getattr(event, figure))
-    return sum(by_view.values())
 
 
 def _so_far(survived: int, cost: Accounting) -> str:

@@ -203,9 +203,11 @@ class StateReading:
 
     def of_all(self) -> list[ev.AnyEvent]:
         """All of them, in order."""
-        views = (_Ordered(entry) for entry in _named_views(self._journal) if entry.seq <= self._last)
+        views = [_Ordered(entry) for entry in _named_views(self._journal) if entry.seq <= self._last]
+        named = {entry.seq for entry in views}
+        rest = (entry for entry in self._run if entry.seq not in named)  # those were read without names
         people = (_entries(self._journal, kind, self._last) for kind in _PEOPLE_KINDS)
-        return _once(heapq.merge(views, self._run, *people))  # of a view that both have, the one with names
+        return _once(heapq.merge(views, rest, *people))
 
 
 def read_state(journal: Journal) -> list[ev.AnyEvent]:

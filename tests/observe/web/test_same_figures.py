@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,8 @@ from tests.observe.web.telling import board_of, differences, told
 from outlast.cli import main
 from outlast.cli._serve import _beside_plan
 from outlast.core import events as ev
-from outlast.journal import Journal
+from outlast.journal import Journal, keep_clock
+from outlast.observe import Live
 from outlast.observe.web import Board, build_app
 from outlast.runtime.settings.fault_points import Fault
 
@@ -291,3 +294,51 @@ def test_beside_the_plan_stands_nothing_where_nothing_can_be_said(tmp_path: Path
         board.turn()
     page = json.loads(ask(build_app(board, follow=False), "/api/runs/brave/picture")[2])
     assert page["plan"]["tables"] == []
+
+
+def test_page_and_watch_go_by_the_clock_that_the_run_s_events_go_by(
+    story: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The wall clock was set by an hour while it trained: neither it, nor its newest commit, is an hour old."""
+    apart_s = time.time() - 3600.0 - story.start_s
+    events = [shifted(event, apart_s) for event in [*story.started, *story.training]]
+    run_dir = tmp_path / "brave"
+    with Journal.create(run_dir) as writer:
+        keep_clock(run_dir, story.start_s + 4.2 + apart_s - time.monotonic())
+        writer.append_many(events)
+        assert writer.flush()
+        board, watched = Board([run_dir]), io.StringIO()
+        for _ in range(2):
+            board.turn()
+        head = json.loads(ask(build_app(board, follow=False), "/api/runs/brave/picture")[2])["head"]
+        live = Live(run_dir, stream=watched)
+        state = live.poll()
+        live.close()
+        assert main(["status", str(run_dir), "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    ages = [each["step_age_s"] for each in (status, head["status"])] + [state.step_age_s]
+    assert all(age is not None and age < 600.0 for age in ages), ages
+
+
+def shifted(event: ev.AnyEvent, by_s: float) -> ev.AnyEvent:
+    told = {"at_s": event.at_s + by_s}
+    if isinstance(event, ev.ProgressMade):
+        told["committed_at_s"] = event.committed_at_s + by_s
+    return msgspec.structs.replace(event, **told)
+
+
+def test_a_generation_is_certified_where_a_state_at_or_after_it_is(story: Any, tmp_path: Path) -> None:
+    """As its head in the archive is: saved before the state was certified, or after."""
+    saved = next(event for event in saves(story) if isinstance(event, ev.CheckpointSaved))
+    events = [*story.started, *story.training]
+    for step, generation, certified in ((10, 1, 12), (20, 2, None), (30, 3, 35), (32, 4, None), (40, 5, None)):
+        events.append(msgspec.structs.replace(saved, step=step, generation=generation))
+        if certified is not None:
+            events.append(ev.StateCertified(at_s=saved.at_s, step=certified, share=0.5, audited=9))
+    run_dir = frozen(tmp_path / "brave", events)
+    board = board_of(run_dir, lambda: 0.0)
+    for _ in range(2):
+        board.turn()
+    page = json.loads(ask(build_app(board, follow=False), "/api/runs/brave/picture")[2])
+    ladder = {rung["generation"]: rung["certified"] for rung in page["story"]["generations"]}
+    assert ladder == {1: True, 2: False, 3: True, 4: True, 5: False}

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from outlast.core.step_parts import PARTS
-from outlast.observe._why import once
+from outlast.observe.fault_sums import sums_of
 from outlast.observe.page_picture import RunFold
 from outlast.observe.status_records import ReplicaState, RunState, Status
 
@@ -71,6 +71,7 @@ def metrics_text(runs: Sequence[Scraped], version: str) -> str:
 def _of_run(run: Scraped) -> Iterator[_Family]:
     yield from _of_state(run)
     yield from _of_faults(run)
+    yield from _of_losses(run)
     yield from _of_checkpoints(run)
     yield from _of_time(run)
 
@@ -127,24 +128,6 @@ def _of_faults(run: Scraped) -> Iterator[_Family]:
         "Last sign of life to the first notice, by fault.",
         [event.detect_s for event in fold.recoveries],
     )
-    yield _counter(
-        run,
-        "outlast_microbatches_recomputed_total",
-        "Microbatches of the dead computed again.",
-        once(fold.recoveries, "microbatches_recomputed"),
-    )
-    yield _counter(
-        run,
-        "outlast_downtime_seconds_total",
-        "How long no step was committed on account of faults; what one view mended counts once.",
-        once(fold.recoveries, "downtime_s"),
-    )
-    yield _counter(
-        run,
-        "outlast_steps_lost_total",
-        "Steps done twice or in vain.",
-        round(once(fold.recoveries, "lost_steps")) + fold.history.accounts.gone,
-    )
     yield _labelled(
         run,
         "outlast_verdicts_total",
@@ -165,6 +148,16 @@ def _of_faults(run: Scraped) -> Iterator[_Family]:
         "reason",
         fold.refusals,
     )
+
+
+def _of_losses(run: Scraped) -> Iterator[_Family]:
+    sums = sums_of(run.fold.recoveries, run.fold.history.accounts.gone)
+    for name, text, value in (
+        ("microbatches_recomputed_total", "Microbatches of the dead computed again.", sums.microbatches_recomputed),
+        ("downtime_seconds_total", "How long no step was committed; what one view mended is once.", sums.downtime_s),
+        ("steps_lost_total", "Steps done twice or in vain.", sums.lost_steps),
+    ):
+        yield _counter(run, f"outlast_{name}", text, value)
 
 
 def _of_checkpoints(run: Scraped) -> Iterator[_Family]:
