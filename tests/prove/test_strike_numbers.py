@@ -251,7 +251,7 @@ def test_a_number_in_the_words_of_why_that_is_another_one_is_found(old: str, new
         (r"calm: finished", "calm: training"),
         (r"\nstep 400", "\nstep 403"),
         (r"recoveries 1", "recoveries 2"),
-        (r"(r1\.1 +\d+ +)exited", r"\g<1>training"),
+        (r"(r1\.1 +\d+ +)ended", r"\g<1>training"),
         (r"(r1\.1 +\d+ +\S+ +\S+ +)\S+", r"\g<1>12"),
         (r"view", "50 ms a step, view"),
         (r"(?s).+", "Traceback"),
