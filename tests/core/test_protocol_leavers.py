@@ -125,6 +125,14 @@ def test_a_spare_goes_on_beside_it() -> None:
     assert sorted(members(c)) == ["r0.1", "r1.1"]
 
 
+def test_who_was_found_to_have_no_state_is_nobody_of_the_view() -> None:
+    """It lives, and starts again as a joiner: that is no reason to count out who had left with the state."""
+    c = changing()
+    c.handle(1.5, m.Rejoin(member="r0.1", view=c.latest()))
+    assert not c.over
+    assert members(c) == ("r1.1",)
+
+
 def test_a_successor_knows_who_may_still_be_needed() -> None:
     c = restarted(changing(), "r1.1")
     assert not c.over, "r0.1 is gone, and r1.1 has not greeted it"

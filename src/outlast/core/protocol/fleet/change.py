@@ -67,7 +67,7 @@ def try_install(c: FleetState, now_s: float) -> None:
     if change.doubts and _open_doubts(c, change):
         return
     alive = c.roster.alive(change.old)
-    of_view = {name for name in c.roster.alive(change.view) if name not in change.stale}
+    of_view = set(change.view).intersection(alive).difference(change.stale)  # not who was found to have no state
     if of_view:  # who had left before it counts where nobody of it lives
         alive = [name for name in alive if name not in c.outgoing]
     carriers = [name for name in alive if name in change.acked]
