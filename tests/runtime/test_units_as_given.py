@@ -141,5 +141,5 @@ def test_what_was_handed_over_is_handed_on_whole() -> None:
     engine.loop.keep(1)
     told = engine.told(joined=True)
     engine.loop.keep(None)
-    engine.heard(told)
+    engine.heard(told, joined=True)
     assert engine.told(joined=True) == told

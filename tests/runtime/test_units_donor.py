@@ -38,6 +38,7 @@ def test_the_step_in_which_a_stream_is_found_broken_is_kept_and_none_after_it() 
     order: Any = SimpleNamespace(index=0, count=2, last=False)
     stream.broken = True
     for step in (7, 8):
+        donor.keep(SimpleNamespace(step=step))
         donor.feed(order, SimpleNamespace(step=step))
     assert loop.steps == [7, None]
     assert donor.streams == {}

@@ -206,7 +206,7 @@ def spare() -> Any:
     engine: Any = SimpleNamespace(
         incoming=[],
         device=None,
-        thaw=lambda plain, tensors, meta: None,
+        thaw=lambda *_: None,
         layout=SimpleNamespace(device=SimpleNamespace(type="none")),
     )
     wake = os.eventfd(0, os.EFD_NONBLOCK)

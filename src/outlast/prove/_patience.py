@@ -53,8 +53,8 @@ class Patience:
             {running: sums[kind] - self._before.get(running, (0.0, 0.0))[kind] for running, sums in seen.items()}
             for kind in (0, 1)
         )
-        if sum(worked.values()) > _WORKS * past_s or set(seen) != set(self._before):
-            self._worked_s = now_s  # who came, or went since the last look, is not seen to work by any two looks
+        if sum(worked.values()) > _WORKS * past_s or not self._before.keys() <= seen.keys():
+            self._worked_s = now_s  # who has ended since the last look is not there to be counted
         if sum(queued.values()) > _STARVES * past_s:
             self._starved_s = now_s
         self._before, self._from_s, self._used = seen, now_s, worked
