@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tests.runtime.conftest import PATIENCE_S, SCRIPT, undisturbed
 
 from outlast.core import events as ev
 from outlast.journal import Journal
 from outlast.prove._drive import Driven
+from outlast.prove._process_tree import Running, launcher_of
 
 
 class _Driven(Driven):
@@ -22,10 +25,20 @@ class _Driven(Driven):
     def __init__(self, run_dir: Path, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self.run_dir, self.events, self._seq = run_dir, [], 0
         self._journal: Journal | None = None
+        self._base = log.parent
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, text=True
             )
+
+    def alive(self) -> Iterator[Running]:
+        """The run's processes on all hosts, which the engine has started: by where their output goes."""
+        yield from launcher_of(self.process.pid)
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                log = (entry / "fd/1").readlink()
+                if log.suffix == ".log" and self._base in log.parents:
+                    yield from (msgspec.structs.replace(seen, name=log.stem) for seen in launcher_of(int(entry.name)))
 
     def follow(self, run_dir: Path) -> None:
         """From here on, another run of the same job."""

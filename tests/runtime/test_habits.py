@@ -33,7 +33,7 @@ OF_LIBRARIES = {"language": "transformers", "lora_of_peft": "peft", "under_hydra
 SLOW = pytest.mark.soak, pytest.mark.timeout(300)
 HELD_TOO = (
     "in_turns", "schedule_free", "plateau_in_state", "thawed_in_stages", "hook_that_drifts", "group_at_a_time",
-    "drawn_between", "drawn_from_ones_own", "read_before_but_weights",
+    "drawn_between", "drawn_from_ones_own", "read_before_but_weights", "decayed_before",
 )  # fmt: skip
 """The same ways to a joiner as those above, from other habits."""
 IN_THREES = "plain", "rate_after", "average", "evaluates", "streams"

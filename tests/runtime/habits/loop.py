@@ -302,6 +302,17 @@ def clamped(bench: Bench) -> None:
     bench.after = clamp
 
 
+def decayed_before(bench: Bench) -> None:
+    """Weights that the loop makes smaller before each step: twice is another thing than once."""
+
+    @torch.no_grad()
+    def decay(step: Any) -> None:
+        for param in bench.model.parameters():
+            param.mul_(0.99)
+
+    bench.before = decay
+
+
 def frozen_then_thawed(bench: Bench) -> None:
     """Frozen after protect(), thawed in the loop once and for all."""
     bench.compared["frozen"] = lambda: [p.requires_grad for p in bench.model.parameters()]
@@ -764,7 +775,8 @@ HABITS = {
     f.__name__: f
     for f in (
         plain, rate_before, rate_after, rate_follows, rate_inside, scheduler_by_hand, plateau_by_hand,
-        plateau_of_ones_own, average, average_by_hook, teacher, counter, clamped, frozen_then_thawed, eval_mode,
+        plateau_of_ones_own, average, average_by_hook, teacher, counter, clamped, decayed_before, frozen_then_thawed,
+        eval_mode,
         unregistered, thawed, group_added, data_written, counting_optimizer, drawing_dataset, drawing_workers,
         caching_dataset, clipped_by_hand, scheduler_twice, scaled, adversaries, in_turns, schedule_free,
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,

@@ -42,7 +42,7 @@ SAME_BITS = {
     "evaluation, early stopping, metrics": "evaluates stopped_by_one measured",
     "streams, by a loader": "streams streams_by_loader",
     "generators in the loop": "drawn_between drawn_from_ones_own",
-    "what is read before the inner loop": "read_before_but_weights",
+    "what is read, or written, before the inner loop": "read_before_but_weights decayed_before",
 }
 NAMED = {
     "parameters that begin to train": "thawed group_added",

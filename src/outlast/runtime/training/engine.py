@@ -154,6 +154,8 @@ class Engine(Microbatches):
         """The loop is about to be given this step. Where its outcome waits here, become what all loops were by then: on
         their way to the inner loop they may draw from what is registered."""
         if self.late is not None and self.late.step == step and self._lived is not None:
+            if self._settled:  # its own lines, and the step, are in the snapshot that was loaded
+                self.loop.shelve()
             self.loop.load_given(self._lived, self.late.settings)
         self.loop.given(step)
 
@@ -189,6 +191,7 @@ class Engine(Microbatches):
         late, self.late = self.late, None
         if late is None:
             return
+        self.loop.unshelve()
         if not self._settled:
             self.loop.load(self._lived, whole=whole)
             self.loop.write(late.settings)
@@ -327,7 +330,7 @@ class Engine(Microbatches):
         self.sums.clear()
         self.losses.clear()
         self.metrics.clear()
-        self.loop.committed()
+        self.loop.taken_up()
         self.late = None
 
     def take_buffers(self) -> None:

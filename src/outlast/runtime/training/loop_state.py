@@ -54,6 +54,7 @@ class LoopState:
         mine = {id(param) for param in state.params}
         self._held |= {name: param for name, param in state.named().items() if id(param) not in mine}  # frozen ones too
         self._versions: list[int] = []
+        self._shelf: dict[str, tuple[Tensor, int]] = {}  # a parameter's copy, and its version
         self.committed()
 
     def given(self, step: int) -> None:
@@ -192,6 +193,11 @@ class LoopState:
         """A step was applied: what is written to parameters from here on the loop wrote."""
         self._versions = [param._version for param in self._held.values()]
 
+    def taken_up(self) -> None:
+        """Another state was loaded, over what is on the shelf, too."""
+        self._shelf = {}
+        self.committed()
+
     def written(self) -> dict[str, Tensor]:
         """Parameters that were written in place since the last step was applied."""
         now = zip(self._held.items(), self._versions, strict=True)
@@ -239,6 +245,17 @@ class LoopState:
         self._write({name: value for name, value in tree["written"].items() if name in given.written})
         self._put(tree["registered"] | given.values())
         self.write(given.settings or settings)
+
+    def shelve(self) -> None:
+        """The loop is about to go through lines that have done their work on these parameters already."""
+        self._shelf = {name: (local(p.detach()).to("cpu", copy=True), p._version) for name, p in self._held.items()}
+
+    def unshelve(self) -> None:
+        """Parameters are what they were at `shelve`, if it was called since the last time."""
+        shelf, self._shelf = self._shelf, {}
+        self._write({name: was for name, (was, version) in shelf.items() if self._held[name]._version != version})
+        if shelf:
+            self.committed()
 
     def _write(self, written: dict[str, Tensor]) -> None:
         with torch.no_grad():
