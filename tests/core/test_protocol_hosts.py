@@ -99,6 +99,24 @@ def test_nobody_goes_on_without_the_word_of_a_living_member() -> None:
     assert c.over  # no checkpoint, no spare that is heard of: the state is gone for good
 
 
+def test_a_member_that_went_on_without_its_agent_can_fall_silent_too() -> None:
+    """Its agent was stopped, it answered all the same, and then its host lost power: nobody else could ever say so."""
+    c = started()
+    assert c.view is not None
+    first = silent(c, "h2")
+    left(c, "r2.1", "r3.1", "r0.1", "r1.1")
+    assert c.view.members == tuple(list(PLACES)[:4])  # they are heard of, and go on
+    for name in c.view.members:
+        c.handle(7.0, m.Formed(member=name, view=c.view.id, step=3))
+    again = silent(c, "h2", 9.0)
+    assert (len(kept(first, "agent_lost")), kept(again, "agent_lost")) == (1, [])
+    left(c, "r0.1", "r1.1")
+    assert c.view.members == ("r0.1", "r1.1")
+    assert not c.roster.is_alive("r2.1")
+    silent(c, "h2", 12.0)
+    assert c.change is None, "nobody is there any more"
+
+
 def test_after_the_lease_a_run_with_checkpoints_begins_again_elsewhere() -> None:
     c = started(checkpoints="there")
     for host in ("h0", "h1", "h2"):

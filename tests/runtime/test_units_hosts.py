@@ -150,6 +150,15 @@ def test_its_replicas_speak_for_a_host_whose_agent_is_stopped() -> None:
     assert looks(hosts, 40.0, 30.0)
 
 
+def test_a_replica_that_goes_on_without_its_agent_can_be_silent_too() -> None:
+    hosts = known()
+    assert looks(hosts, 30.0) == [(15.1, "h1:aa")]
+    hosts.heard("h1:aa", Heartbeat(sender="h1:aa", sent_s=0.0), 30.0)
+    assert looks(hosts, 60.0, 30.0) == [], "an agent that was given up has to offer itself anew"
+    hosts.heard("r1.1", Heartbeat(sender="r1.1", sent_s=0.0), 60.0)
+    assert [agent for _, agent in looks(hosts, 90.0, 60.0)] == ["h1:aa"]
+
+
 def test_who_looks_after_a_pause_of_its_own_blames_nobody() -> None:
     hosts = known()
     assert hosts.look(100.0) == []

@@ -44,11 +44,12 @@ class SilenceWatch:
         """Something came from an agent or a member."""
         peer = self.owner.machine.roster.peers.get(name)
         agent = peer.agent if peer is not None else name
-        if agent in self.heard_s or agent in self.owner.machine.roster.agents:
+        lives = peer is not None and peer.status != "gone"  # it may go on without its agent
+        if lives or agent in self.heard_s or agent in self.owner.machine.roster.agents:
             self.heard_s[agent] = self.world.kernel.now
 
     def look(self) -> None:
-        """Report whoever is silent for too long, once."""
+        """Report whoever is silent for too long, once for each time that something had been heard."""
         now, roster = self.world.kernel.now, self.owner.machine.roster
         if now - self._looked_s > 3 * BEAT_S:
             self.heard_s = dict.fromkeys(self.heard_s, now)

@@ -143,6 +143,7 @@ class Hosts:
         if name in self._known and name in known.connected and not known.silent:
             known.gaps.observe(now_s - known.heard_s)
         known.heard_s = known.spoke_s = max(known.heard_s, now_s)
+        known.silent &= name in self._known  # a member that goes on without its agent can be silent once more
         known.connected.add(name)
         known.recalled = False
         if isinstance(message, m.Stalled | hm.Awaited):
@@ -164,7 +165,7 @@ class Hosts:
                 known.wanted_s = now_s
 
     def look(self, now_s: float, awaited: Iterable[str] = (), crowded: bool = False) -> list[hm.HostSilent]:
-        """Hosts that nobody should wait for any more, each once. `awaited`: members for whose word the coordinator
+        """Hosts that nobody should wait for any more, once for each time that they were heard of. `awaited`: members for whose word the coordinator
         itself holds up the others; `crowded`: callers do not come in as fast as they call. Call it several times a
         second."""
         self._wanted(awaited, now_s)

@@ -25,14 +25,17 @@ def host_here(c: FleetState, now_s: float, said: hm.HostHere) -> None:
 
 
 def host_silent(c: FleetState, now_s: float, silent: hm.HostSilent) -> None:
-    """Nobody waits for this host any more, and it gets no replica until it is back."""
+    """Nobody waits for this host any more, and it gets no replica until it is back. A member there may have been heard
+    of since, and have gone on without its agent: of that one nobody else would ever say that it is gone."""
     agent = silent.agent
     mine = [peer.name for peer in c.roster.peers.values() if peer.agent == agent and peer.status != "gone"]
-    if agent in c.silent or (agent not in c.roster.agents and not mine):
+    if agent not in c.roster.agents and not mine:
         return
+    again = agent in c.silent
     c.silent[agent] = HostSilence(f"its host is not heard of: {silent.why}", now_s - silent.for_s, now_s)
-    c.roster.agent_lost(agent)
-    c.journal("agent_lost", agent=agent, cause=silent.why, replicas=mine)
+    if not again:
+        c.roster.agent_lost(agent)
+        c.journal("agent_lost", agent=agent, cause=silent.why, replicas=mine)
     inside = [name for name in mine if name in c.current]
     for name in mine:
         if name not in inside:
