@@ -27,9 +27,9 @@ class Loop:
         return self.kept
 
 
-def test_the_step_in_which_a_stream_is_found_broken_is_kept_and_none_after_it() -> None:
-    """Who lost its stream has all steps but that one, and is let in. Before, it was handed it without what was
-    registered; two steps behind it would be stale."""
+def test_steps_are_kept_after_a_stream_was_found_broken_until_the_view_is_over() -> None:
+    """Who lost its stream may have all steps but one, and is let in: the one in which that happened, or a later one
+    where this donor's slices are empty. Before, it was handed it without what was registered."""
     loop, stream = Loop(), SimpleNamespace(broken=False, put=lambda outcome, payload: None)
     layout = SimpleNamespace(buckets=())
     made = SimpleNamespace(loop=loop, layout=layout, portion=lambda meta, slices, whole: (SimpleNamespace(), []))
@@ -37,10 +37,12 @@ def test_the_step_in_which_a_stream_is_found_broken_is_kept_and_none_after_it() 
     donor.streams = {"r3.1": stream}
     order: Any = SimpleNamespace(index=0, count=2, last=False)
     stream.broken = True
-    for step in (7, 8):
+    for step in (7, 8, 9, 10):
+        if step == 9:
+            donor._copies.flushed()
         donor.keep(SimpleNamespace(step=step))
         donor.feed(order, SimpleNamespace(step=step))
-    assert loop.steps == [7, None]
+    assert loop.steps == [7, 8, 9, None], "9 is a view's first"
     assert donor.streams == {}
 
 

@@ -165,9 +165,9 @@ class Hosts:
                 known.wanted_s = now_s
 
     def look(self, now_s: float, awaited: Iterable[str] = (), crowded: bool = False) -> list[hm.HostSilent]:
-        """Hosts that nobody should wait for any more, once for each time that they were heard of. `awaited`: members for whose word the coordinator
-        itself holds up the others; `crowded`: callers do not come in as fast as they call. Call it several times a
-        second."""
+        """Hosts that nobody should wait for any more, once for each time that they were heard of. `awaited`: members
+        for whose word the coordinator itself holds up the others; `crowded`: callers do not come in as fast as they
+        call. Call it several times a second."""
         self._wanted(awaited, now_s)
         self._crowded_s = now_s if crowded else self._crowded_s
         pause_s = now_s - self._looked_s
