@@ -23,7 +23,13 @@ from outlast.observe.rounding import counted, format_number, format_s
 from outlast.observe.web import Board, build_app
 from outlast.prove._printed_text import text_findings
 
-__all__ = ["Telling", "board_of", "differences", "told"]
+__all__ = ["DRAWN_FIGURES", "Telling", "board_of", "differences", "told"]
+
+DRAWN_FIGURES = (
+    "return Object.fromEntries([...document.querySelectorAll('[data-figure]')]"
+    ".map((node) => [node.dataset.figure, node.querySelector('dd').textContent]))"
+)
+"""A browser's script: the page's figures by name, as they are drawn."""
 
 
 class Telling(NamedTuple):

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
-from benchmarks._browser import CHROMIUM, DRIVER, Browser, browsing
+from benchmarks._browser import Browser
 from benchmarks._long_run import Long, write
 from tests.observe.web.test_same_figures import saves
 
@@ -28,9 +28,6 @@ PACKAGE = importlib.util.find_spec("axe_playwright_python")
 """What carries axe-core. It is found and not imported: importing it asks for Playwright."""
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="no browser: Debian's chromium and chromium-driver are not installed"
-    ),
     pytest.mark.skipif(PACKAGE is None, reason="no axe-core: `make env` installs it"),
 ]
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -91,12 +88,6 @@ def url(tmp_path_factory: pytest.TempPathFactory, story: Any) -> Iterator[str]:
         yield serving.url
         serving.stop()
         thread.join(10)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browsing(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,20 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
-from benchmarks._browser import CHROMIUM, DRIVER, Browser, browsing
-from tests.observe.web.telling import Telling, board_of, differences, told
+from benchmarks._browser import Browser
+from tests.observe.web.telling import DRAWN_FIGURES, Telling, board_of, differences, told
 from tests.observe.web.test_same_figures import saves
 
 from outlast.journal import Journal
 from outlast.observe.rounding import format_number, format_s, format_share, size
 from outlast.observe.web import Serving, listen
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="no browser: Debian's chromium and chromium-driver are not installed"
-    ),
-]
-FIGURES = (
-    "return Object.fromEntries([...document.querySelectorAll('[data-figure]')]"
-    ".map((node) => [node.dataset.figure, node.querySelector('dd').textContent]))"
-)
+pytestmark = pytest.mark.process
 ROWS = (
     "return [...document.querySelectorAll('[aria-label=\"{}\"] tbody tr')]"
     ".map((row) => [...row.children].map((cell) => cell.textContent))"
 )
 SAID = "return [...document.querySelectorAll('[aria-label=\"{}\"] li')].map((node) => node.textContent)"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browsing(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.mark.parametrize("over", [False, True])
@@ -74,7 +58,7 @@ def test_a_browser_draws_what_the_terminal_prints(
 def drawn(browser: Browser, seen: Telling) -> None:
     s, w, head = seen.status, seen.why, seen.page["head"]
     failed = f", {s['num_failed_saves']:,} failed" if s["num_failed_saves"] else ""
-    assert browser.script(FIGURES) == {
+    assert browser.script(DRAWN_FIGURES) == {
         "step": f"{s['step']:,}" + (f" of {s['until']:,}" if s["until"] else ""),
         "newest commit": "–" if s["step_age_s"] is None else f"{format_s(s['step_age_s'])} ago",
         "a step": format_s(s["step_s"]) if s["step_s"] else "–",

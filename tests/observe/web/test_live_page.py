@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
 from benchmarks._browser import CHROMIUM, DRIVER, browsing
+from tests.observe.web.telling import DRAWN_FIGURES
 
 from outlast.observe import format_s
 
@@ -27,10 +28,6 @@ pytestmark = [
         not (CHROMIUM and DRIVER), reason="no browser: Debian's chromium and chromium-driver are not installed"
     ),
 ]
-FIGURES = (
-    "return Object.fromEntries([...document.querySelectorAll('[data-figure]')]"
-    ".map((node) => [node.dataset.figure, node.querySelector('dd').textContent]))"
-)
 
 
 def test_a_demonstration_is_followed_from_its_beginning_to_its_end(tmp_path: Path) -> None:
@@ -60,7 +57,7 @@ def test_a_demonstration_is_followed_from_its_beginning_to_its_end(tmp_path: Pat
                 "wall time": format_s(told["cost"]["wall_s"]),
             }  # fmt: skip
             assert told["num_recoveries"] >= 4
-            browser.until(lambda: wanted.items() <= browser.script(FIGURES).items(), PATIENCE_S)
+            browser.until(lambda: wanted.items() <= browser.script(DRAWN_FIGURES).items(), PATIENCE_S)
             rows = "return [...document.querySelectorAll('table.rows td.what')].map((node) => node.textContent)"
             browser.until(lambda: browser.script(rows) == [row["what"] for row in told["timeline"]], PATIENCE_S)
             assert [entry["message"] for entry in browser.log("browser")] == []

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
-from benchmarks._browser import CHROMIUM, DRIVER, Browser, browsing
+from benchmarks._browser import Browser
 from benchmarks._long_run import Long, write
 
 from outlast.observe import format_s
@@ -32,9 +32,6 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.campaign,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="no browser: Debian's chromium and chromium-driver are not installed"
-    ),
 ]
 
 
@@ -63,12 +60,6 @@ def url(run: Long) -> Iterator[str]:
         finally:
             server.terminate()
             server.wait(60)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browsing(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 def test_a_long_run_of_many_members_is_shown_and_browsed(browser: Browser, url: str, run: Long) -> None:

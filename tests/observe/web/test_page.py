@@ -11,19 +11,14 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 
-from benchmarks._browser import CHROMIUM, DRIVER, Browser, browsing
+from benchmarks._browser import Browser
 
 from outlast.core import events as ev
 from outlast.journal import Journal
 from outlast.observe import format_s, why
 from outlast.observe.web import Board, Serving, Wishes, listen
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="no browser: Debian's chromium and chromium-driver are not installed"
-    ),
-]
+pytestmark = pytest.mark.process
 
 
 FIGURES = (
@@ -46,12 +41,6 @@ def url(tmp_path_factory: pytest.TempPathFactory, story: Any) -> Iterator[str]:
     yield serving.url
     serving.stop()
     thread.join(10)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browsing(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (820, "light"), (1400, "dark")])
