@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,15 @@ def test_pages_in_the_middle_may_be_lost(run_dir: Path, tmp_path: Path) -> None:
     assert NUM - 60 < found.num_entries < NUM
     read = texts(tmp_path / "saved")
     assert (read[0], read[-1], len(read)) == (0, NUM - 1, found.num_entries)
+
+
+def test_a_number_of_entries_that_is_damaged_itself_keeps_nobody_looking(run_dir: Path, tmp_path: Path) -> None:
+    path = run_dir / "journal.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE sqlite_sequence SET seq = ?", [1 << 60])
+    found = salvage(run_dir, tmp_path / "saved")
+    assert found.num_entries == NUM
+    assert found.num_known <= sum(file.stat().st_size for file in run_dir.glob("journal.db*"))
 
 
 @pytest.mark.parametrize("size", [0, 10, 100, 4000])

@@ -57,7 +57,8 @@ def salvage(run_dir: Path, target: Path) -> Salvaged:
             raise damaged(path, "not even its first page is there", readable=False)
         connection = sqlite3.connect(copy, isolation_level=None)
         try:
-            known = _num_known(connection)
+            num_bytes = sum(file.stat().st_size for file in Path(folder).iterdir())
+            known = min(_num_known(connection), num_bytes)  # damaged itself it may say any number
             return Salvaged(_written(_readable(connection, known), path, target), known)
         finally:
             connection.close()
@@ -66,14 +67,15 @@ def salvage(run_dir: Path, target: Path) -> Salvaged:
 def _lengthened(copy: Path) -> bool:
     """Make a file that was cut as long as its first page says it was: SQLite reads nothing of a shorter one. False
     where it has no first page."""
-    head = copy.open("rb").read(32)
+    with copy.open("rb") as file:
+        head = file.read(32)
     if len(head) < 32 or not head.startswith(_MAGIC):
         return False
     page_bytes = int.from_bytes(head[16:18], "big")
     size_bytes = (65536 if page_bytes == 1 else page_bytes) * int.from_bytes(head[28:32], "big")
     if copy.stat().st_size < size_bytes:
-        with copy.open("r+b") as file:
-            file.truncate(size_bytes)
+        with copy.open("r+b") as longer:
+            longer.truncate(size_bytes)
     return True
 
 
