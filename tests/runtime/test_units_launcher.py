@@ -249,6 +249,9 @@ def test_a_stopped_agent_is_continued(tmp_path: Path) -> None:
     assert run.goes() == 0
     [agent] = run.agents
     assert set(agent.sent[:-1]) == {signal.SIGCONT}
+    [[said]] = run.calls.heard  # once, however often it was continued
+    assert said.agent == "a0"
+    assert 0.0 < said.for_s < 3.0
 
 
 def test_an_agent_that_dies_has_a_successor_and_every_coordinator_hears_of_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from outlast.core.protocol.ledger import StepTime
 
 __all__ = [
+    "AgentContinued",
     "AgentGone",
     "AgentHello",
     "Cause",
@@ -80,6 +81,13 @@ class Continued(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tr
     """The agent found a member stopped for so long that somebody would have missed it, and has continued it, once."""
 
     member: str
+    for_s: float
+
+
+class AgentContinued(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, tag=True):
+    """The launcher found an agent stopped, and has continued it. Its members were well meanwhile."""
+
+    agent: str
     for_s: float
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from outlast.core.policy.guard_records import Verdict
 from outlast.core.protocol.agent_messages import (
+    AgentContinued,
     AgentGone,
     AgentHello,
     Cause,
@@ -33,13 +34,13 @@ from outlast.core.protocol.types import Order, ServeId, View, ViewId
 from outlast.core.protocol.vacancy_events import ReplacementsBelieved, SaveAwaited, SparesWorth
 
 __all__ = [
-    "Accused", "Action", "Admitted", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe", "Cause", "Close",
-    "Continue", "Continued", "Departing", "DeviceNoted", "Done", "Ended", "Ending", "Event", "Evict", "Examine",
-    "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install", "JournalEntry", "Judged",
-    "Kill", "Leaving", "Left", "Notify", "Persist", "ProbePaths", "Ready", "FleetRecord", "Rejoin",
-    "ReplacementsBelieved", "Resumed", "Rows", "SaveAwaited", "SavePublished",
-    "SetTimer", "Spawn", "SpawnFailed", "SparesWorth", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell",
-    "Timer", "DataNoted", "ToCoordinator", "Unjoined", "Welcome", "Whole",
+    "Accused", "Action", "Admitted", "AgentContinued", "AgentGone", "AgentHello", "Amend", "Audited", "BeginServe",
+    "Cause", "Close", "Continue", "Continued", "Departing", "DeviceNoted", "Done", "Ended", "Ending", "Event", "Evict",
+    "Examine", "Examined", "Exited", "Failed", "Finish", "Formed", "FromCoordinator", "Hello", "Install",
+    "JournalEntry", "Judged", "Kill", "Leaving", "Left", "Notify", "Persist", "ProbePaths", "Ready", "FleetRecord",
+    "Rejoin", "ReplacementsBelieved", "Resumed", "Rows", "SaveAwaited", "SavePublished", "SetTimer", "Spawn",
+    "SpawnFailed", "SparesWorth", "Spawned", "Stalled", "Stop", "Superseded", "Take", "Tell", "Timer", "DataNoted",
+    "ToCoordinator", "Unjoined", "Welcome", "Whole",
 ]  # fmt: skip
 
 DEPARTED = "left as planned"
@@ -392,7 +393,7 @@ class Finish(Wire, frozen=True, kw_only=True, tag=True):
 ToCoordinator = (
     Hello | Left | Formed | Ready | Rejoin | Leaving | Done | Failed | Stalled | AgentHello | AgentGone | Spawned
     | SpawnFailed | Unjoined | Exited | Examined | Continued | Rows | Audited | Whole | Stop | Admitted | Accused
-    | Judged | DeviceNoted | DataNoted
+    | Judged | DeviceNoted | DataNoted | AgentContinued
 )  # fmt: skip
 Driven = Timer | Departing | ReplacementsBelieved | Resumed | SaveAwaited | SavePublished | SparesWorth | Superseded
 Event = ToCoordinator | HostEvent | ScaleAsked | DrainAsked | EvictAsked | Driven

@@ -25,7 +25,7 @@ _MEMBER = (
 _AGENT = (m.AgentHello, m.Spawned, hm.HostHere)
 _OF_ITS_RANKS = (m.SpawnFailed, m.Unjoined, m.Exited, m.Examined, m.Continued)
 _EITHER = (m.DeviceNoted,)
-_LAUNCHER = (m.AgentGone, m.Stop, SaveAsked)
+_LAUNCHER = (m.AgentContinued, m.AgentGone, m.Stop, SaveAsked)
 
 
 def check_speaker(role: str, name: str, message: Any, agent_of: Callable[[str], str]) -> None:

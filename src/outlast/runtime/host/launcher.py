@@ -86,6 +86,7 @@ class Launcher:
     _later: LaterStarts = field(init=False)
     _coordinator: CoordinatorChild = field(init=False)
     _standing: list[m.AgentGone | m.Stop] = field(default_factory=list)  # what each coordinator is told
+    _stopped: set[str] = field(default_factory=set)  # agents that were told to go on, and are not seen to yet
     _line: CoordinatorLine = field(default_factory=CoordinatorLine)
     _stop_by_s: float = math.inf
     _save_by_s: float = 0.0  # so long a stop may wait for its save, whoever coordinates
@@ -279,8 +280,14 @@ class Launcher:
         anything, and its successor is fenced from it by the epoch."""
         now_s = self.system.now_s()
         for agent in self._agents:
-            if agent.watch.look(now_s)[0] == "stopped":
+            found, for_s = agent.watch.look(now_s)
+            if found == "stopped":
                 agent.child.send(signal.SIGCONT)
+                if agent.name not in self._stopped:
+                    self._line.tell([m.AgentContinued(agent=agent.name, for_s=for_s)], _TELL_S)
+                self._stopped.add(agent.name)
+            else:
+                self._stopped.discard(agent.name)
         if self._exit_code is None and (lost := self._coordinator.look()) is not None:
             self._replace(*lost)
 

@@ -10,7 +10,7 @@ from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.state import FleetState
 from outlast.core.protocol.types import View
 
-__all__ = ["continued", "cut", "examined", "probed", "rows", "stalled"]
+__all__ = ["agent_continued", "continued", "cut", "examined", "probed", "rows", "stalled"]
 
 
 def stalled(c: FleetState, now_s: float, message: m.Stalled) -> None:
@@ -86,6 +86,12 @@ def _probe(c: FleetState, suspect: str, view: View) -> None:
 def continued(c: FleetState, now_s: float, said: m.Continued) -> None:
     """An agent continued a member for which nobody waited."""
     text = f"{said.member} was stopped for {said.for_s:.1f} s while nobody waited for it, and was continued"
+    c.journal("notice", level="warning", text=text)
+
+
+def agent_continued(c: FleetState, now_s: float, said: m.AgentContinued) -> None:
+    """The launcher continued an agent."""
+    text = f"agent {said.agent} was stopped for {said.for_s:.1f} s, and was continued"
     c.journal("notice", level="warning", text=text)
 
 

@@ -71,7 +71,8 @@ class Coordinator(FleetState):
     run."""
 
     rules: ClassVar[Mapping[type, Rule]] = {
-        m.Accused: _robust_rules.accused, m.Admitted: _robust_rules.admitted, m.AgentGone: _agents.agent_gone,
+        m.Accused: _robust_rules.accused, m.Admitted: _robust_rules.admitted,
+        m.AgentContinued: _silence.agent_continued, m.AgentGone: _agents.agent_gone,
         m.AgentHello: _agents.agent_hello, m.Audited: _audit_findings.audited, m.Continued: _silence.continued,
         m.DataNoted: _notes.data_noted, m.DeviceNoted: _notes.noted, m.Done: _members.done,
         m.Examined: _silence.examined, m.Exited: _agents.exited,
