@@ -332,6 +332,20 @@ def test_after_a_good_end_a_script_takes_its_time_and_only_who_trains_or_starts_
     assert not alone.ranks[0].swept, "what a script leaves running after a good end is its own"
 
 
+@pytest.mark.parametrize("hears", [True, False])
+def test_after_a_good_end_who_was_stopped_in_its_step_is_woken_to_hear_of_it(tmp_path: Path, hears: bool) -> None:
+    def live(self: Alone, child: Puppet) -> None:
+        self.trains(child)
+        self.host.states[child.pid] = "T"
+        self.host.after(10.0, lambda: child.end(0) if hears else None)
+
+    alone = Alone(tmp_path, live, formation_s=30.0)
+    alone.at(0.5, spawn())
+    assert alone.goes(5.0, "finished") == 0
+    # continued once while the run goes on, as all are, and once more after its end
+    assert alone.ranks[0].sent == [signal.SIGCONT] * 2 + [signal.SIGKILL] * (not hears)
+
+
 def test_its_launchers_word_ends_it_though_the_coordinator_is_gone(tmp_path: Path) -> None:
     alone = Alone(tmp_path, lambda self, child: child.obeys.add(signal.SIGTERM))
     alone.at(0.5, spawn())

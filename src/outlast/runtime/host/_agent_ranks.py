@@ -269,14 +269,17 @@ class AgentRanks:
         self.agenda.at(self.grace_s, self._enforce)
 
     def _enforce(self, last: bool = False) -> None:
-        """After a good end a script that has left its training may take its time. Who only waits for somebody's word
-        is woken, in case it was stopped and cannot hear it, and killed if it has not heard of the end by then."""
+        """After a good end a script that has left its training may take its time. Who only waits for somebody's word,
+        or was stopped, is woken, as it could not hear of the end, and killed if it has not heard by then."""
         for rank in list(self.ranks.values()):
             phase, step = rank.progress.read()[:2]
-            if self.stopping != "finished" or phase is not Phase.IDLE or (last and step >= 0):
+            idle = phase is Phase.IDLE
+            asleep = not last and any(self.system.state(each.child.pid)[0] == "T" for each in rank.all())
+            if self.stopping != "finished" or not (idle or asleep) or (last and step >= 0):
                 self._kill(rank.name, f"the run was {self.stopping}")
-            elif step >= 0:
-                rank.child.send(signal.SIGCONT)
+            elif step >= 0 or not idle:
+                for each in rank.all():
+                    each.child.send(signal.SIGCONT)
         if not last and self.ranks:
             self.agenda.at(self.formation_s, lambda: self._enforce(last=True))
 
