@@ -6,9 +6,7 @@ It reads the TOML file and the environment it is given, nothing else.
 
 from __future__ import annotations
 
-import difflib
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
@@ -375,13 +373,17 @@ def _unknown(key: str, where: str) -> ConfigError:
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
     """Variables that look like a setting's and are none's. Others may use the prefix for their own."""
     names = [f"OUTLAST_{key.upper()}" for key in RunConfig.__struct_fields__]
-    for name in sorted(environ):
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-        if name.startswith("OUTLAST_") and name not in (*names, *_INTERNAL) and close:
+    known = {*names, *_INTERNAL}
+    for name in sorted(name for name in environ if name.startswith("OUTLAST_") and name not in known):
+        import difflib  # only where there may be something to say
+
+        if close := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
             raise ConfigError(f"{name} in the environment sets nothing", remedy=f"did you mean {close[0]}?")
 
 
 def _from_file(file: Path) -> dict[str, Any]:
+    import tomllib  # most runs have no file, and a look at a host or a run has none
+
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

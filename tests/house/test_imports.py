@@ -23,6 +23,30 @@ code = main(sys.argv[1:])
 print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules}), len(sys.modules)]), file=sys.stderr)
 """
 
+MEASURE_FIRST = """
+import json, sys
+class First:
+    def write(self, text):
+        if text:
+            print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+            sys.stderr.flush()
+            import os; os._exit(0)
+    def flush(self): pass
+sys.stdout = First()
+from outlast.cli import main
+main(sys.argv[1:])
+"""
+LATE = {
+    "typer", "click", "asyncio", "ssl", "starlette", "uvicorn", "dataclasses", "statistics", "email",
+    "importlib.metadata", "difflib", "tomllib", "outlast.core.policy", "outlast.plan", "outlast.health",
+    "outlast.checkpoint", "outlast.observe._live", "outlast.observe._export", "outlast.observe.page_picture",
+    "outlast.observe.page_reading", "outlast.observe.web",
+}  # fmt: skip
+"""What no command that answers at once needs before its first word; each takes milliseconds to import."""
+OF_STORIES = {"hashlib", "outlast.observe._why", "outlast.observe._history", "outlast.observe.timeline_rows"}
+OF_JOURNALS = {"sqlite3", "hashlib", "outlast.core.events", "outlast.observe"}
+MAX_MODULES_FIRST = 200
+
 
 def modules_after(args: list[str], cwd: Path) -> tuple[int, set[str], int]:
     """(exit code, top-level packages, number of modules) once `outlast ARGS` has answered."""
@@ -74,6 +98,25 @@ def test_a_quick_look_at_a_host_loads_nothing_heavy(tmp_path: Path) -> None:
     assert code in (0, 4), "what it finds of this host is no matter here"
     assert not packages & HEAVY
     assert count <= MAX_MODULES
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("args", "late"), [(["status"], LATE | OF_STORIES), (["why"], LATE), (["doctor", "--quick"], LATE | OF_JOURNALS)]
+)
+def test_what_is_asked_most_says_its_first_word_before_it_imports_more(
+    args: list[str], late: set[str], tmp_path: Path
+) -> None:
+    Journal.create(tmp_path / "run").close()
+    where = [] if args[0] == "doctor" else [str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE_FIRST, *args, *where],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True,
+        env={**os.environ, "PYTHONPATH": str(TOP / "src")},
+    )  # fmt: skip
+    loaded = set(json.loads(done.stderr.splitlines()[-1]))
+    assert not loaded & (late | HEAVY)
+    assert len(loaded) <= MAX_MODULES_FIRST
 
 
 @pytest.mark.process

@@ -15,12 +15,12 @@ from outlast.core import events as ev
 from outlast.journal import Journal
 from outlast.observe import (
     StateReading,
-    page_reading,
     read_history,
     read_state,
     read_story,
     run_status,
     sample_losses,
+    state_reading,
     status,
     why,
 )  # fmt: skip
@@ -156,7 +156,7 @@ def test_every_kind_that_a_status_knows_of_is_read_for_it() -> None:
     source = Path(str(run_status.__file__)).read_text(encoding="utf-8")
     known = set(run_status._TAKES)
     assert {getattr(ev, name) for name in re.findall(r"\bev\.(\w+)\(\)", source)} <= known
-    read = {*page_reading._STATE_KINDS, *page_reading._PEOPLE_KINDS, *page_reading._NEWEST_ONLY, ev.ViewInstalled}
+    read = {*state_reading._RUN_KINDS, *state_reading._PEOPLE_KINDS, *state_reading._NEWEST_ONLY, ev.ViewInstalled}
     assert len(known) > 20
     assert known <= read
 
@@ -165,9 +165,10 @@ def test_the_run_as_a_whole_is_told_before_who_is_in_it_is_read(run_dir: Path, s
     """Both of the same moment, though more was written between them."""
     reading = StateReading(journal)
     whole = status(read_state(journal))
-    first = [event for event in reading.of_run() if isinstance(event, ev.ReplicaStarted | ev.ReplicaExited)]
+    first = [event for event in reading.of_run() if isinstance(event, ev.AgentStarted | ev.ReplicaStarted)]
     assert first == []
-    assert msgspec.structs.replace(status(reading.of_run()), replicas=whole.replicas) == whole
+    told = msgspec.structs.replace(status(reading.of_run()), agents=whole.agents, replicas=whole.replicas)
+    assert told == whole
     with Journal.open_writer(run_dir) as writer:
         writer.append(ev.ReplicaStarted(at_s=story.start_s + 9000, replica="r9.9", agent="a0", pid=1))
         writer.append_many(steps(story.start_s + 9000, 5000, 5100))

@@ -12,9 +12,10 @@ import pytest
 
 from outlast.core import events as ev
 from outlast.journal import Journal
-from outlast.observe import incident, page_reading, read_history, read_state, read_story, status, why
+from outlast.observe import incident, journal_streams, read_history, read_state, read_story, status, why
 from outlast.observe._history import History
 from outlast.observe._kept_history import KEPT_NAME, keep, kept_history
+from outlast.observe.page_reading import RunReading
 from outlast.observe.story_events import StoryFold, counted_view
 
 
@@ -143,10 +144,10 @@ def test_old_views_without_names_change_no_status(
 ) -> None:
     whole = status([entry.event for entry in journal.events()])
     assert status(read_state(journal)) == whole
-    monkeypatch.setattr(page_reading, "_NAMES", 4)
-    assert page_reading._NAMED_VIEWS[0] == len(page_reading._named_views(journal)) == 4
+    monkeypatch.setattr(journal_streams, "_NAMES", 4)
+    assert journal_streams.NUM_NAMED_VIEWS[0] == len(journal_streams.named_views(journal)) == 4
     assert status(read_state(journal)) == whole
-    reading = page_reading.RunReading(journal.run_dir)
+    reading = RunReading(journal.run_dir)
     assert reading.open()
     assert reading.fold.status(held=None, now_s=None) == whole
     rows = [page.row.what for page in reading.fold.rows if page.row.kind == "view_installed"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from pathlib import Path
+
 import pytest
 
 from outlast.errors import EnvironmentFault
@@ -32,3 +35,19 @@ def test_others_are_refused(python: tuple[int, int], found: dict[str, str | None
 
 def test_a_torch_of_an_unknown_kind_is_given_a_chance() -> None:
     check_versions((3, 13), GOOD | {"torch": "main-build"})
+
+
+def test_versions_are_those_that_python_tells() -> None:
+    assert installed() == {name: metadata.version(name) for name in GOOD}
+
+
+def test_what_has_no_folder_of_its_own_or_two_is_asked_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder / "torch-9.9.dist-info").mkdir(parents=True)
+    monkeypatch.setattr("sys.path", [str(tmp_path / "one"), str(tmp_path / "no.zip")])
+    assert installed() == {"torch": "9.9", "numpy": None, "xxhash": None}
+    (tmp_path / "one" / "torch-8.8.dist-info").mkdir()
+    monkeypatch.setattr(metadata, "version", lambda name: f"{name} asked")
+    assert installed() == {"torch": "torch asked", "numpy": "numpy asked", "xxhash": "xxhash asked"}

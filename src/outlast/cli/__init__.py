@@ -1,7 +1,7 @@
 """The command line: one module a command, loaded only when it is called, so that `outlast --help` is instant.
 
 A command module `outlast/cli/_NAME.py` defines `app: typer.Typer`. Never import torch, numpy or rich at module level
-here.
+here. What must answer at once is called without typer where it is asked plainly (`_plain_words.py`).
 """
 
 from __future__ import annotations
@@ -113,26 +113,40 @@ def command_of(name: str) -> click.Command:
 
 def _call(args: list[str]) -> int:
     """One command, whatever it raises; what it raises is told on standard error, and with `--json` also as JSON."""
-    from outlast.cli._streams import print_error, wants_json
+    from outlast.cli._plain_words import read_plainly, run_plainly
     from outlast.errors import OutlastError
+
+    try:
+        plain = read_plainly(args)
+        return run_plainly(args[0], plain) if plain is not None else _call_by_typer(args)
+    except OutlastError as error:
+        return _tell(error, args)
+    except KeyboardInterrupt:
+        return _tell_stopped()
+
+
+def _call_by_typer(args: list[str]) -> int:
+    from outlast.cli._streams import print_error, wants_json
 
     command = command_of(args[0])
     import click
 
     try:
         result = command(args[1:], prog_name=f"outlast {args[0]}", standalone_mode=False)
-    except OutlastError as error:
-        return _tell(error, args)
     except click.ClickException as error:
         error.show()
         _show_commands(error)
         if wants_json(args):
             print_error(error.format_message(), error.exit_code)
         return error.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        print("outlast: stopped", file=sys.stderr)
-        return 130
+    except click.exceptions.Abort:
+        return _tell_stopped()
     return result if isinstance(result, int) else 0
+
+
+def _tell_stopped() -> int:
+    print("outlast: stopped", file=sys.stderr)
+    return 130
 
 
 def _show_commands(error: click.ClickException) -> None:

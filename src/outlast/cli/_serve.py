@@ -60,7 +60,7 @@ def serve(
 
 def _beside_plan(events: Sequence[ev.AnyEvent]) -> list[dict[str, object]]:
     """What was planned beside what was seen, and what the run believes: the tables of `outlast why`."""
-    from outlast.cli._why import beliefs
+    from outlast.cli._tell_story import beliefs
     from outlast.plan.beliefs_beside import worth_telling
 
     return [

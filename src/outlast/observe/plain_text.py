@@ -6,20 +6,23 @@ Role: columns and words from records. Pure, and without rich, so that `outlast s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from outlast.observe._accounting import Accounting
-from outlast.observe._clocks import Clock
 from outlast.observe._curve import sparkline
-from outlast.observe._why import Why
 from outlast.observe.checkpoint_words import last_save
 from outlast.observe.rounding import counted, format_number, format_s, format_share
-from outlast.observe.status_records import Process, ReplicaStatus, Status
-from outlast.observe.step_anatomy import Anatomy
-from outlast.observe.timeline_rows import Row, row_of
+
+if TYPE_CHECKING:  # a status needs no word of a story, and is not to wait until one can be told
+    from outlast.observe._accounting import Accounting
+    from outlast.observe._clocks import Clock
+    from outlast.observe._why import Why
+    from outlast.observe.status_records import Process, ReplicaStatus, Status
+    from outlast.observe.step_anatomy import Anatomy
+    from outlast.observe.timeline_rows import Row
 
 __all__ = [
-    "render_accounting", "render_anatomy", "render_clocks", "render_people", "render_run", "render_status",
-    "render_timeline", "render_why", "table",
+    "render_accounting", "render_anatomy", "render_clocks", "render_losses", "render_people", "render_run",
+    "render_status", "render_timeline", "render_why", "table",
 ]  # fmt: skip
 
 
@@ -32,11 +35,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def render_status(state: Status, *, curve: Sequence[float] = ()) -> str:
     """The whole status; `curve`: losses to draw in one line."""
-    return f"{render_run(state, curve=curve)}\n\n{render_people(state)}"
+    return "\n".join([render_run(state), *render_losses(curve), "", render_people(state)])
 
 
-def render_run(state: Status, *, curve: Sequence[float] = ()) -> str:
-    """What a status begins with: the run as a whole, without who is in it."""
+def render_run(state: Status) -> str:
+    """What a status begins with: the run as a whole, without its losses and who is in it."""
     lines = [f"run {state.run_id or '?'}: {state.state}" + (f" ({state.detail})" if state.detail else "")]
     age = f", {format_s(state.step_age_s)} ago" if state.step_age_s is not None else ""
     facts = [f"step {_or_dash(state.step)}{age}", f"view {_view(state.view)}"]
@@ -48,12 +51,17 @@ def render_run(state: Status, *, curve: Sequence[float] = ()) -> str:
     facts += [f"guards' verdicts {state.num_verdicts}"] if state.num_verdicts else []
     lines += [", ".join(facts)]
     if state.last_verdict is not None:
+        from outlast.observe.timeline_rows import row_of
+
         lines += [f"last verdict: {row_of(state.last_verdict, 0.0).what}"]
     save = last_save(state)
     lines += [save] if save else []
-    if curve:
-        lines += [f"loss {sparkline(curve)}"]
     return "\n".join(lines)
+
+
+def render_losses(curve: Sequence[float]) -> list[str]:
+    """One line that draws losses; none where there is nothing to draw."""
+    return [f"loss {sparkline(curve)}"] if curve else []
 
 
 def render_people(state: Status) -> str:
