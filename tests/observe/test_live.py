@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks._long_run import Long
+from benchmarks._long_run import events as generated
 
 from outlast.core import events as ev
 from outlast.errors import OutlastError
-from outlast.journal import Journal
-from outlast.observe import Live
+from outlast.journal import Journal, _journal
+from outlast.observe import Live, status
 
 
 class Terminal(io.StringIO):
@@ -229,3 +231,33 @@ def test_nothing_is_shown_once_the_view_has_ended(
             live.poll()
     assert out.getvalue() == ended
     live.close()
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_a_run_that_is_long_under_way_is_shown_from_its_newest_entries(
+    tmp_path: Path, stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, not timed: entries that are decoded. What is shown is what a status says, and what comes is followed."""
+    run = Long(steps=25_000, members=40, fault_every=2_000, save_every=5_000, word_every=10_000)
+    *events, end = generated(run)
+    with Journal.create(tmp_path / "run") as journal:
+        journal.append_many(events)
+        assert journal.flush(60.0)
+        decoded: list[object] = []
+        monkeypatch.setattr(_journal, "decode", lambda body: decoded.append(body) or ev.decode(body))
+        out, now_s = stream(), max(event.at_s for event in events) + 0.5
+        live = Live(tmp_path / "run", stream=out, clock=lambda: now_s)
+        state = live.poll()
+        assert len(decoded) < 3000
+        assert state == status(events, held=True, now_s=now_s)
+        told = out.getvalue()
+        assert f"the newest of {len(events):,} entries; outlast why {tmp_path / 'run'} tells" in told
+        assert "step 25000 of 25000" in told
+        assert "recovered in step 23999" in told
+        assert "recovered in step 1999;" not in told
+        journal.append(end)
+        assert journal.flush()
+        assert live.poll() == status([*events, end], held=True, now_s=now_s)
+        assert "run finished after 25000 steps" in out.getvalue()
+    live.close()
+    assert not (tmp_path / "run" / "history.kept").exists(), "of a part no history is kept"

@@ -1,7 +1,8 @@
 """The live view of a running run: follows its journal.
 
 Role: on a terminal a progress bar, the replicas' states and the loss, with what happened scrolling above; elsewhere
-plain lines. Before the first step it says how far the beginning is. Invariants: it only reads; a journal that cannot be
+plain lines. Before the first step it says how far the beginning is; a run that is long under way is shown from its
+newest entries on. Invariants: it only reads; a journal that cannot be
 read is told once and never disturbs the run. Rich is loaded when a terminal is drawn to, not before. Events carry their
 times; the wall's clock only says how old they are.
 """
@@ -23,6 +24,7 @@ from outlast.observe._history import History
 from outlast.observe._kept_history import keep
 from outlast.observe.rounding import counted, format_number, format_s
 from outlast.observe.run_status import StatusFold
+from outlast.observe.state_reading import StateReading, newest_told
 from outlast.observe.status_records import OVER, Status
 from outlast.observe.timeline_rows import Row, timeline
 
@@ -38,6 +40,8 @@ _NUM_LOSSES = 4096
 _NUM_ROWS = 16
 _PIECE = 5000  # entries held at once
 _KEEP_EVERY = 5000  # entries, an hour or so of a run
+_LONG = 20_000  # entries: a journal that has more when it is opened is not read from its beginning
+_NUM_TOLD, _NUM_PROGRESS = 40, 1000  # of such a journal: entries that a timeline may tell, and those with losses
 _BAR_COLUMNS = 40
 _BEFORE = "; first torch is imported, and hosts come in"
 
@@ -69,7 +73,8 @@ class Live:
         self._broken, self._strict = False, strict
         self._clock, self._shown = clock or (lambda: run_now_s(run_dir)), ""  # the state that was shown last
         self._begun = ""  # how far the beginning was, when it was last told
-        self._history, self._kept_seq = History(), 0
+        self._history: History | None = History()  # None: it would not be whole
+        self._kept_seq = 0
 
     def run_until(self, done: threading.Event, *, poll_s: float = POLL_S) -> None:
         """Show until `done` is set, then what is left, then close."""
@@ -128,6 +133,9 @@ class Live:
                 if not holds_run(self._run_dir):
                     return False
                 self._journal = Journal.open_reader(self._run_dir)
+                if self._journal.last_seq > _LONG:
+                    told += self._begin_late(self._journal)
+                    return True
             entries = self._journal.events(self._seq, limit=_PIECE)
         except ConfigError:
             return False  # removed between the look and the opening
@@ -140,7 +148,8 @@ class Live:
         if entries:
             self._seq, self._start_s = entries[-1].seq, self._start_s or entries[0].event.at_s
         for entry in entries:
-            self._history.take(entry.event, entry.seq)
+            if self._history is not None:
+                self._history.take(entry.event, entry.seq)
             self._fold.take(entry.event)
             if isinstance(entry.event, ev.ProgressMade):
                 self._losses.extend(loss for _, loss in entry.event.losses)
@@ -148,9 +157,24 @@ class Live:
                 told.append(entry.event)
         return bool(entries)
 
+    def _begin_late(self, journal: Journal) -> list[ev.AnyEvent]:
+        """Take from a long journal what a status is made of, which lasts as long for a million steps as for a thousand,
+        and what happened last, which is returned."""
+        reading = StateReading(journal)
+        before = f"the newest of {reading.last_seq:,} entries; outlast why {self._run_dir} tells the whole story"
+        print(f"outlast: {before}", file=self._stream, flush=True)
+        events = reading.of_all()
+        for event in events:
+            self._fold.take(event)
+        for entry in journal.newest(ev.ProgressMade, _NUM_PROGRESS):
+            if isinstance(entry.event, ev.ProgressMade) and entry.seq <= reading.last_seq:
+                self._losses.extend(loss for _, loss in entry.event.losses)
+        self._seq, self._start_s, self._history = reading.last_seq, events[0].at_s, None
+        return newest_told(journal, _NUM_TOLD, reading.last_seq)
+
     def _keep(self) -> None:
         """Write down what was folded of a long run, so that `outlast why` need not fold it again."""
-        if self._journal is not None and self._seq - self._kept_seq > _KEEP_EVERY:
+        if self._journal is not None and self._history is not None and self._seq - self._kept_seq > _KEEP_EVERY:
             self._kept_seq = self._seq
             keep(self._run_dir, self._journal, self._history)
 
