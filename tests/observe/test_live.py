@@ -258,6 +258,6 @@ def test_a_run_that_is_long_under_way_is_shown_from_its_newest_entries(
         journal.append(end)
         assert journal.flush()
         assert live.poll() == status([*events, end], held=True, now_s=now_s)
-        assert "run finished after 25000 steps" in out.getvalue()
+        assert "run finished after 25,000 steps" in out.getvalue()
     live.close()
     assert not (tmp_path / "run" / "history.kept").exists(), "of a part no history is kept"
