@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from outlast.core import events as ev
 from outlast.observe import Accounting, accounting
+from outlast.observe._accounting import AccountingFold
 
 
 def total(account: Accounting) -> float:
@@ -157,3 +158,15 @@ def test_the_parts_are_the_whole_whatever_happens_and_however_clocks_jump(
     assert total(account) == pytest.approx(account.wall_s, abs=1e-6)
     assert min(msgspec.structs.astuple(account)) >= 0.0
     assert 0.0 <= account.ettr <= 1.0
+
+
+@pytest.mark.parametrize(("to", "after"), [(15, []), (0, []), (15, [counted(4.0, 20, 30, productive=1.0)])])
+def test_what_no_checkpoint_holds_is_counted_with_what_a_rewind_took_back(to: int, after: list[ev.AnyEvent]) -> None:
+    verdict = ev.VerdictReached(
+        at_s=3.0, step=20, action="rewind", evidence="", confidence="certain", remedy="", to_step=to
+    )
+    fold = AccountingFold()
+    story = [counted(2.0, 0, 10, productive=1.0), counted(3.0, 10, 20, productive=1.0), verdict, *after]
+    for event in [started(), *story, finished(4.0, "failed")]:
+        fold.take(event)
+    assert fold.gone == (30 if after else 20)

@@ -68,8 +68,9 @@ class _Steps(msgspec.Struct, array_like=True):
 
 
 class _Facts(msgspec.Struct):
-    """What was found in the events. `steps`: those that count, in order; `sums`: seconds by use; `begin_s`, `commit_s`:
-    from where to where the steps that were counted lie."""
+    """What was found in the events. `steps`: those that count, in order; `first`, `end`: of all committed, also
+    of those that a guard took back; `sums`: seconds by use; `begin_s`, `commit_s`: from where to where the steps that
+    were counted lie."""
 
     start_s: float = 0.0
     latest_s: float = 0.0
@@ -79,6 +80,8 @@ class _Facts(msgspec.Struct):
     heartbeat_s: float = 1.0
     steps: list[_Steps] = []
     sums: dict[str, float] = {}
+    first: int | None = None
+    end: int = 0
     saved: int = 0
     without_state: bool = False  # the fleet was lost, and no step has been committed since
     over: bool = False
@@ -227,9 +230,9 @@ def _note(event: ev.AnyEvent, facts: _Facts) -> None:
             _lose(event.to_step, facts)
         case ev.RunFinished():
             facts.over = True
-            if event.outcome != "finished" and facts.steps:
-                kept = max(facts.saved, facts.steps[0].first)
-                facts.gone = max(0, facts.steps[-1].end - kept)
+            if event.outcome != "finished" and facts.first is not None:
+                kept = max(facts.saved, facts.first)
+                facts.gone = max(0, facts.end - kept)
                 _lose(kept, facts)
 
 
@@ -244,6 +247,8 @@ def _count(event: ev.ProgressMade, facts: _Facts) -> None:
     if event.committed > event.first:
         used = event.seconds.get("productive", 0.0), event.seconds.get("degraded", 0.0)
         facts.steps.append(_Steps(event.first, event.committed, *used))
+        facts.first = event.first if facts.first is None else min(event.first, facts.first)
+        facts.end = event.committed
         if len(facts.steps) > _NUM_STEPS:
             facts.steps[: _NUM_STEPS // 2] = _merged(facts.steps[: _NUM_STEPS // 2])
 

@@ -220,7 +220,7 @@ def story_of(
     """The same from what is known already. `gone`: steps that no checkpoint holds; `events`: of all kinds but progress
     and views that were installed, of which nothing is told here."""
     everyone, events = events, [event for event in events if type(event) in _TOLD_OF]
-    sums = sums_of([event for event in events if isinstance(event, ev.Recovery)], gone)
+    sums = sums_of(events, gone, state.last_save)
     return Why(
         run_id=state.run_id,
         state=state.state,

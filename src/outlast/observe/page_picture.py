@@ -84,6 +84,7 @@ class RunFold:
         self.suspects: list[PageRow] = []
         self.device_rows: list[PageRow] = []  # alarms, what was done about them, and what was found about devices
         self.recoveries: list[ev.Recovery] = []
+        self.rewinds: list[ev.VerdictReached] = []
         self.num_saves = self.version = 0
         self._formed = False
         self.written_bytes = 0
@@ -128,6 +129,8 @@ class RunFold:
                 self.refusals[event.reason] = max(event.count, self.refusals[event.reason])
             case ev.VerdictReached():
                 self.verdicts[event.action] += 1
+                if event.action == "rewind":
+                    self.rewinds.append(event)
         if isinstance(event, ev.VerdictReached | ev.AuditMismatch | ev.ReducerAccused | ev.Suspected):
             self.suspects.append(page)
             del self.suspects[:-_NUM_SUSPECTS]

@@ -186,6 +186,39 @@ def test_two_faults_that_one_view_mends_are_counted_alike(
     assert told_.metrics["outlast_steps_lost_total{}"] == 3
 
 
+@pytest.mark.parametrize(
+    ("rewinds", "end", "lost"),
+    [
+        ([(15, 11)], "", 4),
+        ([(15, 11), (18, 11)], "", 6),  # the second one finds the first one's steps gone already
+        ([(15, 11), (13, 11)], "", 6),  # the fleet had gone, and did them again
+        ([(20, 15)], "failed", 20),  # no checkpoint holds any step: those are among them
+    ],
+)
+def test_steps_that_a_guard_took_back_are_lost_for_all(
+    rewinds: list[tuple[int, int]], end: str, lost: int, story: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    events = [*story.started, *story.training]
+    at_s = max(event.at_s for event in events)
+    events += [
+        ev.VerdictReached(
+            at_s=at_s, step=step, action="rewind", evidence="loss is not finite", confidence="certain", remedy="look",
+            to_step=to,
+        )
+        for step, to in rewinds
+    ]  # fmt: skip
+    if end:
+        events.append(ev.RunFinished(at_s=at_s, outcome=end, steps=20, detail="", exit_code=1, seconds={}))
+    run_dir = frozen(tmp_path / "brave", events)
+    told_ = told(run_dir, events, 0.0, False, board_of(run_dir, lambda: 0.0), capsys, monkeypatch)
+    assert differences(told_) == []
+    assert told_.why["lost_steps"] == told_.page["story"]["lost_steps"] == lost
+    assert told_.metrics["outlast_steps_lost_total{}"] == lost
+    assert f"Lost: {lost} steps" in told_.why["incident"]["paragraph"]
+    assert f"{lost} steps lost" in told_.why_text
+
+
 def frozen(run_dir: Path, events: list[ev.AnyEvent]) -> Path:
     with Journal.create(run_dir) as writer:
         writer.append_many(events)

@@ -151,7 +151,8 @@ def _of_faults(run: Scraped) -> Iterator[_Family]:
 
 
 def _of_losses(run: Scraped) -> Iterator[_Family]:
-    sums = sums_of(run.fold.recoveries, run.fold.history.accounts.gone)
+    fold = run.fold
+    sums = sums_of([*fold.recoveries, *fold.rewinds], fold.history.accounts.gone, run.status.last_save)
     for name, text, value in (
         ("microbatches_recomputed_total", "Microbatches of the dead computed again.", sums.microbatches_recomputed),
         ("downtime_seconds_total", "How long no step was committed; what one view mended is once.", sums.downtime_s),
