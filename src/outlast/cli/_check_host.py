@@ -155,7 +155,11 @@ def _read(path: Path) -> HostReport:
 
     try:
         return msgspec.json.decode(path.read_bytes(), type=HostReport)
-    except (OSError, msgspec.MsgspecError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", remedy="outlast doctor --json > HOST.json on each"
+        ) from error
+    except msgspec.MsgspecError as error:
         raise ConfigError(
             f"{path} is no report: {error}", remedy="outlast doctor --json > HOST.json on each"
         ) from error

@@ -25,7 +25,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run directory, or one that holds runs (the newest is taken).")] = Path(
         DEFAULT_RUNS
     ),
-    jsonl: Annotated[Path | None, typer.Option(help="Write JSON lines to this file.")] = None,
+    jsonl: Annotated[Path | None, typer.Option(help="Write JSON lines to this file; - is standard output.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write an event file into this directory.")] = None,
     wandb: Annotated[Path | None, typer.Option(help="Write an offline run of W&B into this directory.")] = None,
     otlp: Annotated[str, typer.Option(help="Send to this OpenTelemetry collector: http://HOST:4318.")] = "",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from outlast.errors import ConfigError, OutlastError
+from outlast.errors import ConfigError, EnvironmentFault, OutlastError
 from outlast.journal._faults import damaged, newer, os_fault, sqlite_fault
 
 __all__ = [
@@ -59,7 +59,7 @@ def open_writable(run_dir: Path, name: str, *, create: bool) -> sqlite3.Connecti
     """A connection that several threads may use in turn. Raises EnvironmentFault, or ConfigError if there is no run."""
     path = run_dir / name
     if not create and not path.is_file():
-        raise _no_run(run_dir)
+        raise _missing(run_dir, name)
     try:
         connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
@@ -97,7 +97,7 @@ def open_read_only(run_dir: Path, name: str) -> sqlite3.Connection:
     """
     path = run_dir / name
     if not path.is_file():
-        raise _no_run(run_dir)
+        raise _missing(run_dir, name)
     options = "mode=ro"
     if not os.access(run_dir, os.W_OK) and not path.with_name(name + "-wal").exists():
         options += "&immutable=1"
@@ -152,7 +152,13 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
         raise newer(path, version, FORMAT)
 
 
-def _no_run(run_dir: Path) -> ConfigError:
+def _missing(run_dir: Path, name: str) -> OutlastError:
+    """What a file that is not there means: no run at all, or, as `journal.db` is created last, one that lost a part."""
+    if name != EVENTS_NAME and holds_run(run_dir):
+        return EnvironmentFault(
+            f"{run_dir / name} is missing, and {EVENTS_NAME} beside it is there",
+            remedy=f"copy a run's directory whole, or save its events: outlast export {run_dir} --salvage NEW-DIR",
+        )
     return ConfigError(
         f"{run_dir} holds no run",
         remedy="give the directory that `outlast run --run-dir` was given, or one that holds it",

@@ -8,11 +8,13 @@ buffers), so that no package is needed for it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
 import math
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -65,13 +67,31 @@ class MetricWriter(Protocol):
 
 
 class _File:
+    """`path`: `-` is standard output."""
+
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = path.open("wb")
+        self._path = None if str(path) == "-" else path
+        if self._path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = sys.stdout.buffer if self._path is None else path.open("wb")
+
+    def _put(self, data: bytes) -> None:
+        with self._named():
+            self._file.write(data)
+            self._file.flush()
 
     def close(self) -> None:
         """Write what is left."""
-        self._file.close()
+        with self._named():
+            self._file.flush() if self._path is None else self._file.close()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """An error in writing does not say by itself which file it is about: a full disk is taken for another's."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, *([str(self._path)] if self._path else [])) from error
 
     def __enter__(self) -> Self:
         return self
@@ -89,8 +109,7 @@ class JsonLines(_File):
         """Write one line."""
         values = {name: value if math.isfinite(value) else str(value) for name, value in row.values.items()}
         told: Mapping[str, object] = {"at_s": row.at_s, "step": row.step, **values}
-        self._file.write(json.dumps({**told, **({"text": row.text} if row.text else {})}).encode() + b"\n")
-        self._file.flush()
+        self._put(json.dumps({**told, **({"text": row.text} if row.text else {})}).encode() + b"\n")
 
 
 class TensorBoardFile(_File):
@@ -104,11 +123,10 @@ class TensorBoardFile(_File):
         """Write one event with a scalar for each value."""
         values = b"".join(_bytes(1, _bytes(1, name.encode()) + _float(2, v)) for name, v in row.values.items())
         self._record(_double(1, row.at_s) + _varint_field(2, row.step) + _bytes(5, values))
-        self._file.flush()
 
     def _record(self, data: bytes) -> None:
         head = struct.pack("<Q", len(data))
-        self._file.write(head + _masked(head) + data + _masked(data))
+        self._put(head + _masked(head) + data + _masked(data))
 
 
 class WeightsAndBiases:

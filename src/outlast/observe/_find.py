@@ -28,14 +28,16 @@ class Found(NamedTuple):
 
 def find_run(path: Path) -> Found:
     """The run at `path`, or the newest one directly inside it. Raises ConfigError if there is none."""
-    if holds_run(path):
-        return Found(path, 0)
     try:
+        if holds_run(path):
+            return Found(path, 0)
         runs = [entry for entry in path.iterdir() if holds_run(entry)] if path.is_dir() else []
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="give a directory you may read") from error
     if not runs:
-        what = "holds no run" if path.exists() else "does not exist"
+        what = (
+            "does not exist" if not path.exists() else "holds no run" if path.is_dir() else "is no directory of a run"
+        )
         raise ConfigError(
             f"{path} {what}",
             remedy="call it in the folder in which the run was started, or give that folder's outlast-runs/NAME, or "
