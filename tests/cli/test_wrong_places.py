@@ -96,7 +96,7 @@ def test_an_export_to_standard_output_makes_no_file(run_dir: Path, tmp_path: Pat
     command = [sys.executable, "-m", "outlast", "export", str(run_dir), "--jsonl", "-"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True)
     assert json.loads(done.stdout)["loss"] == 0.5
-    assert "1 rows written" in done.stderr
+    assert "1 row written" in done.stderr
     assert not (tmp_path / "-").exists()
 
 

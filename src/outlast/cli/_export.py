@@ -41,12 +41,14 @@ def export(
         if salvage is not None:
             return 0
         raise ConfigError("nothing to write to", remedy="--jsonl FILE, --tensorboard DIR, --wandb DIR or --otlp URL")
+    from outlast.observe.rounding import counted
+
     with open_run(run) as (reader, run_dir), contextlib.ExitStack() as stack:
         writers = _writers(reader, run_dir, jsonl, tensorboard, wandb, otlp)
         for writer in writers:
             stack.callback(writer.close)
         count = _copy(reader, run_dir, writers, follow, threading.Event())
-    note(f"{count:,} rows written")
+    note(f"{counted(count, 'row')} written")
     return 0
 
 
