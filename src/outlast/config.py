@@ -373,12 +373,9 @@ def _unknown(key: str, where: str) -> ConfigError:
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
     """Variables that look like a setting's and are none's. Others may use the prefix for their own."""
     names = [f"OUTLAST_{key.upper()}" for key in RunConfig.__struct_fields__]
-    known = {*names, *_INTERNAL}
-    for name in sorted(name for name in environ if name.startswith("OUTLAST_") and name not in known):
-        import difflib  # only where there may be something to say
-
-        if close := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
-            raise ConfigError(f"{name} in the environment sets nothing", remedy=f"did you mean {close[0]}?")
+    for name in sorted(name for name in environ if name.startswith("OUTLAST_") and name not in (*names, *_INTERNAL)):
+        if remedy := nearest(name, names, "", cutoff=0.85):
+            raise ConfigError(f"{name} in the environment sets nothing", remedy=remedy)
 
 
 def _from_file(file: Path) -> dict[str, Any]:

@@ -168,16 +168,19 @@ class ViewAbandoned(OutlastError):
     code = "VIEW"
 
 
-def nearest(name: object, known: Iterable[str], otherwise: str | None = None, *, both: bool = False) -> str:
+def nearest(
+    name: object, known: Iterable[str], otherwise: str | None = None, *, both: bool = False, cutoff: float = 0.6
+) -> str:
     """A remedy for a misspelt name: "did you mean 'x'?", or where nothing is near `otherwise` ("one of a, b, c").
 
-    `both`: the question and then `otherwise`, for short lists of which the reader wants to see the rest.
+    `both`: the question and then `otherwise`, for short lists of which the reader wants to see the rest. `cutoff`: how
+    alike is near, from 0 to 1.
     """
     import difflib  # only where there is something to say: the command line starts without it
 
     names = list(known)
     listed = f"one of {', '.join(names)}" if otherwise is None else otherwise
-    close = difflib.get_close_matches(str(name), names, n=1)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)
     if not close:
         return listed
     return f"did you mean {close[0]!r}?" + (f" {listed}" if both else "")

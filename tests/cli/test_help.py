@@ -15,7 +15,7 @@ import click
 import pytest
 
 from outlast.cli import COMMANDS, command_of, main
-from outlast.cli import _status as status_module
+from outlast.cli import _show_status as status_module
 from outlast.cli._examples import EXAMPLES
 from outlast.core import events as ev
 from outlast.journal import Journal
