@@ -68,7 +68,7 @@ def test_a_misspelt_environment_key_of_ours_does_not_pass_silently(
     assert main(["config", "show"]) == 2
     err = capsys.readouterr().err
     assert "OUTLAST_REPLICSA" in err
-    assert "did you mean OUTLAST_REPLICAS?" in err
+    assert "did you mean 'OUTLAST_REPLICAS'?" in err
 
 
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
