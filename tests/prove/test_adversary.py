@@ -19,11 +19,12 @@ from outlast.prove.adversary._network import Network
 from outlast.runtime.exchange.rule_settings import row_settings
 
 
-def test_a_thousand_schedules_break_nothing() -> None:
-    tally = search(1000, 0)
+def test_three_hundred_schedules_break_nothing() -> None:
+    """CI plays two thousand, these among them (`adversary` in .ci/run)."""
+    tally = search(300, 1)
     assert tally.violations == []
-    assert tally.num_schedules == 1000
-    assert tally.endings["finished"] > 800
+    assert tally.num_schedules == 300
+    assert tally.endings["finished"] > 240
 
 
 @pytest.mark.campaign
@@ -35,13 +36,13 @@ def test_many_schedules_break_nothing() -> None:
 CAUGHT = {
     "told-before-durable": 558, "strangers-succeed": 557, "first-report-decides": 189, "lease-ignored": 322,
     "buffers-reused": 1378, "output-claimed": 1136, "first-step-blind": 160, "stale-taken": 309,
-    "accusations-ignored": 234, "accuser-believed": 265, "held-orders-at-once": 936, "older-read": 171,
+    "accusations-ignored": 234, "accuser-believed": 265, "held-orders-at-once": 1220, "older-read": 171,
     "no-closer-look": 98, "first-state-counts": 98, "culprits-kept": 98, "writer-not-followed": 203,
     "silence-is-death": 170, "silent-lease-over": 170, "silent-hosts-used": 1656, "silent-awaited": 291,
     "hosts-not-recalled": 291, "first-serving-kept": 10341, "begun-from-nothing": 171, "gaps-skipped": 35,
     "idle-unawaited": 436, "output-reused": 335, "share-kept": 242, "shares-lost-in-differences": 220,
     "answers-by-clock": 146, "late-writes-done": 194, "held-states-unseen": 2344,
-    "copies-of-fed-steps-alone": 55, "stop-of-its-own": 126, "stop-unawaited": 126,
+    "copies-of-fed-steps-alone": 55, "spare-as-it-is": 2094, "stop-of-its-own": 126, "stop-unawaited": 126,
 }  # fmt: skip
 """Where the first catch was last seen, to be looked at first. Any schedule below the limit will do."""
 
@@ -65,7 +66,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def test_the_number_of_jobs_changes_nothing() -> None:
-    one, two = search(300, 4000, jobs=1), search(300, 4000, jobs=2)
+    one, two = search(60, 4000, jobs=1), search(60, 4000, jobs=2)
     assert (one.num_events, one.num_views, one.endings) == (two.num_events, two.num_views, two.endings)
 
 

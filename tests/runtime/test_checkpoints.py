@@ -245,7 +245,8 @@ def test_asked_to_stop_it_saves_first(fleet: Callable[..., Any], tmp_path: Path,
     place = tmp_path / "c"
     beat_s = 20.0  # what is saved is counted, though no heartbeat tells of it any more
     run = fleet(replicas=2, steps=10, gates=(4,), checkpoint_dir=str(place), checkpoint_min_s=600.0, heartbeat_s=beat_s)
-    run.until("steps were made", lambda: run.driven.step == 3)
+    both = lambda: len(run.driven.members) == 2 and run.at_gates({run.pid("r0.1"), run.pid("r1.1")})  # noqa: E731
+    run.until("both wait before step 4", both)  # no heartbeat has told of the steps before it
     launcher = run.driven.process.pid
     struck = [launcher] if whom == "the launcher" else [launcher, *(each.pid for each in processes(launcher))]
     for _ in range(1 if whom == "the launcher" else 3):

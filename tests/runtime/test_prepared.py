@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,22 @@ STEPS = 20
 LONG = pytest.mark.soak, pytest.mark.timeout(600)
 
 
+def trained(library: str, out: Path, **environ: str) -> dict[str, Any]:
+    """By a process of its own; nothing where it was stopped before the end."""
+    out.mkdir(exist_ok=True)
+    command = [sys.executable, *map(str, WAYS[library]), "--steps", str(STEPS), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environ})
+    assert done.returncode == 0, done.stderr
+    return next((json.loads(path.read_text()) for path in out.glob("*.json")), {})
+
+
+@functools.cache
+def undisturbed(library: str) -> dict[str, Any]:
+    """What the training gives when nothing happens."""
+    with tempfile.TemporaryDirectory() as out:
+        return trained(library, Path(out))
+
+
 @pytest.mark.process
 @pytest.mark.campaign
 @pytest.mark.parametrize(
@@ -43,12 +61,7 @@ def test_it_outlasts_a_death(
 ) -> None:
     pytest.importorskip(library, reason=f"{library} is not there: make trainers-env installs it")
     script = tuple(str(part) for part in WAYS[library])
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    command = [sys.executable, *script, "--steps", str(STEPS), "--out", str(alone)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    want = json.loads((alone / "r0.1.json").read_text())
+    want = undisturbed(library)
     run = fleet(script=script, replicas=replicas, steps=STEPS, gates=(4, 9, 10), max_restarts=1)
     successor = run.replace(struck, 9, 10, replicas=replicas)
     assert run.finish() == 0, run.logs()
@@ -74,18 +87,10 @@ def test_it_outlasts_a_death(
 @pytest.mark.parametrize("library", ["accelerate", "lightning", "torchdata"])
 def test_it_goes_on_where_it_was(tmp_path: Path, library: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not there: make trainers-env installs it")
-
-    def run(out: str, **environ: str) -> dict[str, Any]:
-        (tmp_path / out).mkdir(exist_ok=True)
-        command = [sys.executable, *map(str, WAYS[library]), "--steps", str(STEPS), "--out", str(tmp_path / out)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environ})
-        assert done.returncode == 0, done.stderr
-        return next((json.loads(path.read_text()) for path in (tmp_path / out).glob("*.json")), {})
-
-    want = run("alone")
+    want = dict(undisturbed(library))
     keep = {"OUTLAST_CHECKPOINT_DIR": str(tmp_path / "ck")}
-    assert run("again", **keep, OUTLAST_UNTIL="9") == {}
-    found = run("again", **keep)
+    assert trained(library, tmp_path / "again", **keep, OUTLAST_UNTIL="9") == {}
+    found = trained(library, tmp_path / "again", **keep)
     for key in ("losses", "passes", "seen"):  # of its own steps
         assert found.pop(key, {}).items() <= want.pop(key, {}).items()
     assert found == want

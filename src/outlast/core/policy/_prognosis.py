@@ -145,20 +145,19 @@ def _values(
     """Expected cost of each action now, if what follows is best. Backwards over periods; the state is how long ago the
     last save was: it only matters since now, or since what was unsaved before."""
     fail, truths = _periods(truth, delay_s, costs.period_s)
-    later = {(n, saved): 0.0 for n in (_PERIODS,) for saved in range(_PERIODS + 1)}
-    later[_PERIODS, -1] = 0.0
-    now: dict[Action, float] = {}
+    later = [0.0] * (_PERIODS + 1)  # by the period before which the last save was; the last of them: before the alarm
     for n in range(_PERIODS - 1, -1, -1):
-        for saved in (-1, *range(n + 1)):  # the period before which the last save was; -1: before the alarm
+        # The same whenever the last save was.
+        anew: dict[Action, float] = {"save": costs.save_s + fail[n] * costs.failure_s + (1 - fail[n]) * later[n]}
+        if can_move:
+            anew["move"] = costs.move_s + (1 - truths[n]) * costs.idle_s
+        least = min(anew.values())
+        for saved in (-1, *range(n + 1)):
             age = (n - saved if saved >= 0 else n + unsaved) * costs.period_s
-            wait = fail[n] * (costs.failure_s + costs.exposure * age) + (1 - fail[n]) * later[n + 1, saved]
-            save = costs.save_s + fail[n] * costs.failure_s + (1 - fail[n]) * later[n + 1, n]
-            now = {"wait": wait, "save": save}
-            if can_move:
-                now["move"] = costs.move_s + (1 - truths[n]) * costs.idle_s
-            later[n, saved] = min(now.values())
-            if n == 0 and saved == -1:
-                return tuple(now.items())
+            wait = fail[n] * (costs.failure_s + costs.exposure * age) + (1 - fail[n]) * later[saved]
+            if n == 0:
+                return (("wait", wait), *anew.items())
+            later[saved] = min(wait, least)
     raise AssertionError("a period has a value")
 
 
