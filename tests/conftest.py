@@ -97,3 +97,14 @@ def pytest_runtest_call() -> Iterator[None]:
         for number, handler in before:
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing that collecting makes is garbage, and no later search has to look through it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -55,7 +55,7 @@ InactiveLimit=0
 KillWait={kill_wait_s}
 MinJobAge=300
 Waittime=0
-MessageTimeout=10
+MessageTimeout=5
 UnkillableStepTimeout=60
 NodeName=n[0-{last}] CPUs=8 RealMemory=1000 State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace_s}

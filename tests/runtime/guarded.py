@@ -8,6 +8,7 @@ Each replica that reaches the end writes what it has.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -103,6 +104,7 @@ def train(
     optimizer: str = "adamw",
     strayed: str = "",
     shard: bool = False,
+    gates: Path | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Run to the end: (this process's part, what it found)."""
     run = outlast.join()
@@ -121,6 +123,9 @@ def train(
     )  # fmt: skip
     hashes, losses = [training.fingerprint()], []
     for step in training.steps(until=steps):
+        if gates is not None and (gates / str(step.number)).exists():
+            with (gates / str(step.number)).open() as file:  # while the test holds it
+                fcntl.flock(file, fcntl.LOCK_SH)
         NOW[0] = step.number
         for x, scale, target in step:
             step.backward((model(x, scale) - target).square().mean())
@@ -147,9 +152,12 @@ def main() -> None:
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--stray", default="")
     parser.add_argument("--shard", action="store_true")
+    parser.add_argument("--gates", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    run, found = train(args.steps, args.microbatches, args.bad, args.guards, args.optimizer, args.stray, args.shard)
+    run, found = train(
+        args.steps, args.microbatches, args.bad, args.guards, args.optimizer, args.stray, args.shard, args.gates
+    )
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     place = os.environ.get("OUTLAST_PLACE", "0")

@@ -239,16 +239,20 @@ def test_who_waits_with_a_flipped_bit_is_found_before_it_feeds_a_replacement(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(300)
-def test_a_device_that_does_it_again_is_quarantined(guarded: Callable[..., Guarded]) -> None:
+def test_a_device_that_does_it_again_is_quarantined(fleet: Callable[..., Any]) -> None:
     """The bit is stuck: the replica that is started in its place has it too, and no third one is started."""
     flip = Flip(replica="r1", target="parameter", step=3, parameter="last.weight", element=7, bit=12, persistent=True)
-    run = guarded(flips=[flip], guards={"agreement": 1}, steps=2000)
-    assert run.code == 0, run.logs
-    assert [v.action for v in run.verdicts] == ["replace", "quarantine"]
-    assert [v.replica for v in run.verdicts] == ["r1.1", "r1.2"]
-    assert not any(isinstance(e, ev.ReplicaStarted) and e.replica == "r1.3" for e in run.events)
-    assert set(run.results) == {"r0.1", "r2.1"}
+    script = (SCRIPT, "--guards", json.dumps({"agreement": 1}))
+    run = fleet(replicas=3, steps=60, gates=(10, 20, 50), script=script, flips=[flip])
+    run.gate(10, "its successor was served", lambda: run.served("r1.2"))
+    run.gate(20, "it had caught up", lambda: run.caught_up("r1.2"))
+    verdicts = lambda: [e for e in run.driven.events if isinstance(e, ev.VerdictReached)]  # noqa: E731
+    run.gate(50, "it was found as well", lambda: len(verdicts()) == 2)
+    assert run.finish() == 0, run.logs()
+    assert [v.action for v in verdicts()] == ["replace", "quarantine"]
+    assert [v.replica for v in verdicts()] == ["r1.1", "r1.2"]
+    assert not run.started("r1.3")
+    assert set(run.results()) == {"r0.1", "r2.1"}
 
 
 @pytest.mark.campaign

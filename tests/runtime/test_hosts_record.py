@@ -129,6 +129,7 @@ def _loses_the_first(on: Hosts) -> None:
         assert [e.outcome for e in story if isinstance(e, ev.RunFinished)] == ["finished"]
 
 
+@pytest.mark.soak  # by TLS it is the same and more
 def test_a_host_joins_by_the_record_once_the_coordinator_s_is_lost(shared: Callable[..., Hosts]) -> None:
     """It comes back, is told nobody's address, and finds whoever has taken over."""
     _comes_back_by_the_record(shared(slots=1, replicas=3, steps=60, gates=(5, 6, *_back(20))))

@@ -332,8 +332,9 @@ def test_a_disk_that_never_answers_a_read_ends_the_start_with_a_word(
     train(2, keep(tmp_path, every=1))
     back = threading.Event()
     monkeypatch.setattr(Disk, call, lambda *_, **__: back.wait(60))
-    with pytest.raises((CheckpointError, EnvironmentFault), match=rf"has not returned for {LIMIT_S:g} s"):
-        train(4, keep(tmp_path, every=1, timeout_s=LIMIT_S))
+    # A busy machine may take as long over a call that is well: the word is the same.
+    with pytest.raises((CheckpointError, EnvironmentFault), match=r"has not returned for 1 s"):
+        train(4, keep(tmp_path, every=1, timeout_s=1.0))
     back.set()
 
 

@@ -5,23 +5,15 @@ With two microbatches, of which a plain loop adds up the gradients in the order 
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.habits import here
 
 from outlast.errors import OutlastError
 
-sys.path.insert(0, str(Path(__file__).parent))
-import built
-import loop
-
-sys.path.pop(0)
-
-HABITS: dict[str, Callable[[Any], None]] = loop.HABITS | built.HABITS_WITH_BUFFERS
 SLOW = "compiled", "lora_of_peft", "language", "under_hydra"
 """Held by fleets alone: what they need takes long to import or to compile."""
 MOVED_OFTENER = "images", "images_converted"
@@ -45,19 +37,16 @@ def _here(training_here: None) -> Iterator[None]:
 
 def trained(habit: str, out: Path) -> tuple[dict[str, Any], str]:
     """What it ended with, and how."""
-    out.mkdir()
-    given = [habit, "--steps", "8", "--microbatches", "2", "--out", str(out)]
-    said = ""
+    found, said = dict[str, Any](), ""
     try:
-        loop.main(HABITS, given)
+        found = here.trained(habit, out, "--steps", "8", "--microbatches", "2")
     except OutlastError as error:
         said = str(error)
-    found = {key: value for path in out.glob("*.json") for key, value in json.loads(path.read_text()).items()}
     unlike = {"state"} if habit in MOVED_OFTENER else {"state", "fingerprint"} if habit in NEAR else set()
     return {key: "there" if key in unlike else value for key, value in found.items()}, said
 
 
-@pytest.mark.parametrize("habit", [habit for habit in HABITS if habit not in SLOW])
+@pytest.mark.parametrize("habit", [habit for habit in here.HABITS if habit not in SLOW])
 def test_the_plain_loop_does_and_says_what_a_fleet_of_one_does(
     habit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
