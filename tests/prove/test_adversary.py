@@ -68,7 +68,8 @@ def test_the_same_seed_gives_the_same_history() -> None:
     assert len(histories[0]) > 50
 
 
-def test_the_number_of_jobs_changes_nothing() -> None:
+def test_the_number_of_jobs_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlast.prove.adversary._search._CHUNK", 20)  # each of two has some
     one, two = search(60, 4000, jobs=1), search(60, 4000, jobs=2)
     assert (one.num_events, one.num_views, one.endings) == (two.num_events, two.num_views, two.endings)
 
