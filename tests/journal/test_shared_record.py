@@ -66,7 +66,8 @@ def opened(tmp_path: Path, members: Members) -> Iterator[Open]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large requests, and passwords, which etcd hashes at length, take a busy machine more than a member is given."""
+    """Passwords, which etcd hashes at length, take a busy machine more than a member is given at first, and who was
+    added is not added again."""
     monkeypatch.setattr(_etcd, "_ONE_TRY_S", 20.0)
 
 
@@ -236,7 +237,7 @@ def test_what_strangers_put_beside_the_story_and_the_sign_of_life_is_passed_over
     assert "was not written by this run" in texts[1]
 
 
-def test_events_that_are_too_many_or_too_large_for_etcd_do_not_end_the_turn(opened: Open, patient: None) -> None:
+def test_events_that_are_too_many_or_too_large_for_etcd_do_not_end_the_turn(opened: Open) -> None:
     journal, shared = opened("a")
     assert begin(journal, shared, 1, "a")
     journal.append_many(note(f"{number} " + "x" * 100_000) for number in range(40))  # 4 MB, in batches of 100

@@ -23,7 +23,7 @@ from outlast.journal._etcd_tls import CertificateRefused, EtcdTls
 
 __all__ = ["Access", "Etcd", "KeyValue", "Unreachable", "access_of", "check_reachable", "read_places"]
 
-_ONE_TRY_S = 0.6  # for one member: a healthy one answers in milliseconds
+_ONE_TRY_S = 0.6  # for one member, at first: a healthy one answers in milliseconds
 _PAUSE_S = 0.05  # when all have been tried
 _UNAUTHENTICATED, _DENIED, _INVALID = 16, 7, 3  # gRPC's codes, as the gateway tells them
 _OF_USERS = ("auth", "user name")  # in what is said under the last of these codes
@@ -121,6 +121,7 @@ class Etcd:
         self._connection: http.client.HTTPConnection | None = None
         self._token = ""
         self._fault = self._refusal = ""
+        self._try_s: dict[str, float] = {}  # for one member, by what is asked
 
     def put_if(
         self,
@@ -173,16 +174,19 @@ class Etcd:
 
     # --- asking --------------------------------------------------------------------------------------------------
     def _ask(self, what: str, body: Mapping[str, Any], within_s: float) -> dict[str, Any]:
-        """From member to member until one answers. EnvironmentFault for what no other would answer otherwise."""
+        """From member to member until one answers. EnvironmentFault for what no other would answer otherwise.
+        When all were asked in vain each is given twice the time, also by whoever asks this next: a large request, or
+        members that are slow, may take more than one that is stopped is waited for."""
         until_s, tries = time.monotonic() + within_s, 0
         pause = threading.Event()
         with self._mutex:
             while True:
-                left_s = until_s - time.monotonic()
+                begun_s, try_s = time.monotonic(), self._try_s.get(what, _ONE_TRY_S)
+                left_s = until_s - begun_s
                 if left_s <= 0:
                     raise self._unreachable()
                 try:
-                    answer = self._once(what, body, min(_ONE_TRY_S, left_s))
+                    answer = self._once(what, body, min(try_s, left_s))
                 except (OSError, http.client.HTTPException, ValueError) as error:
                     self._fault = f"{self._place[0]}:{self._place[1]}: {error or type(error).__name__}"
                     if isinstance(error, CertificateRefused):  # the next try may be broken off without a word
@@ -190,9 +194,11 @@ class Etcd:
                     self._drop()
                     self._place, tries = next(self._at), tries + 1
                     if tries % len(self._access.places) == 0:
+                        self._try_s[what] = max(_ONE_TRY_S, min(2 * try_s, within_s))
                         pause.wait(min(_PAUSE_S, max(0.0, until_s - time.monotonic())))
                 else:
                     self._refusal = ""
+                    self._try_s[what] = max(_ONE_TRY_S, 2 * (time.monotonic() - begun_s))
                     return answer
 
     def _unreachable(self) -> Unreachable:

@@ -198,10 +198,12 @@ class SharedRecord:
             raise ProtocolViolation("a record is asked of who has no turn")
         return self._mine
 
-    def _write(self, puts: dict[str, bytes], etcd: Etcd, unchanged: tuple[str, int] | None = None) -> bool:
-        """These, and events that wait, if it is still my turn, and the key in `unchanged` was changed last at this
-        revision. Raises Unreachable, EnvironmentFault."""
-        along = self._batch()
+    def _write(
+        self, puts: dict[str, bytes], etcd: Etcd, unchanged: tuple[str, int] | None = None, *, alone: bool = False
+    ) -> bool:
+        """These, and events that wait unless `alone`, if it is still my turn, and the key in `unchanged` was changed
+        last at this revision. Raises Unreachable, EnvironmentFault."""
+        along = [] if alone else self._batch()
         try:
             mine = etcd.put_if(self._turn.claim_key, self._raw, dict(along) | puts, _PUT_S, unchanged)
         except EnvironmentFault as fault:
@@ -235,15 +237,17 @@ class SharedRecord:
 
     def _renew(self) -> None:
         """Until I am followed, or close."""
-        count = 0
+        count, alone = 0, False
         while not self._closing.wait(self.lease_s / _BEATS):
             count, asked_s = count + 1, time.monotonic()
             try:
-                if not self._write(self._turn.beat(self._my_claim(), count), self._beating):
+                if not self._write(self._turn.beat(self._my_claim(), count), self._beating, alone=alone):
                     self._hold.followed = True
                     return
             except Unreachable:
+                alone = True  # half a megabyte of events may be what was too much; the turn must not end of it
                 continue
             except EnvironmentFault:  # a user who may write no longer
                 continue
+            alone = False
             self._hold.confirmed(asked_s)
