@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import importlib.util
@@ -11,7 +12,7 @@ import select
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,11 +66,32 @@ def readable(fd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000.0))
 
 
+def copies(*of: int) -> int:
+    """Descriptors of this process that are of the same files: what threads of earlier tests open does not count."""
+
+    def file(fd: int) -> tuple[tuple[int, ...], list[str]]:
+        told = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+        return os.fstat(fd)[1:3], [line for line in told if line.startswith("Pid:")]  # they have one inode before 6.9
+
+    wanted, found = [file(fd) for fd in of], 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += file(int(number)) in wanted
+    return found
+
+
 def _state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "X"
+
+
+def await_ends(handles: Iterable[int]) -> None:
+    """Of processes by their descriptors, which are closed."""
+    for handle in handles:
+        assert readable(handle, PATIENCE_S)
+        os.close(handle)
 
 
 class Fleet:
@@ -272,9 +294,7 @@ class Fleet:
         others = [os.pidfd_open(each.pid) for each in processes(launcher)]
         self.strike(launcher)
         self.driven.process.wait(PATIENCE_S)
-        for handle in others:
-            assert readable(handle, PATIENCE_S)
-            os.close(handle)
+        await_ends(others)
 
     def logs(self) -> str:
         """For a failure's report."""
@@ -347,5 +367,8 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
 
     yield start
     for each in started:
+        running = each.driven.process.poll() is None
         each.driven.__exit__()
+        if running and each.driven.process.returncode == -signal.SIGKILL:  # it was too slow; the others die with it
+            await_ends(map(os.pidfd_open, of_run(each.driven.run_dir)))
         assert of_run(each.driven.run_dir) == []

@@ -203,10 +203,11 @@ def test_trainings_that_are_over_leave_nothing_behind(tmp_path: Path) -> None:
     one()
     gc.collect()
     open_now = len(os.listdir("/proc/self/fd"))
-    ended = [one() for _ in range(3)]
+    ended = [one() for _ in range(6)]
     gc.collect()
-    assert [ref() for ref in ended] == [None, None, None]
-    assert len(os.listdir("/proc/self/fd")) == open_now
+    assert {ref() for ref in ended} == {None}
+    # Each would have left one or more; what threads of earlier tests open meanwhile is fewer.
+    assert len(os.listdir("/proc/self/fd")) < open_now + len(ended)
 
 
 def test_a_checkpoint_that_is_named_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import socket
 import struct
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.runtime.conftest import readable
+from tests.runtime.conftest import copies, readable
 
 from outlast.errors import WireRefusal
 from outlast.runtime.transport import door as _door
@@ -66,6 +67,13 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Entry]:
     made.door.close()
     for sock, _ in made.let_in:
         sock.close()
+
+
+def left(sock: socket.socket) -> bool:
+    """Whether the other end is closed, in all processes."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def knocked(keeper: Doorkeeper, caller: Caller) -> bytes:
@@ -121,20 +129,23 @@ def test_a_greeting_in_pieces_is_heard_and_one_that_is_none_is_refused_at_its_fi
 
 
 def test_a_door_reads_no_byte_and_keeps_no_descriptor_of_a_stranger(entry: Entry) -> None:
-    before = len(os.listdir("/proc/self/fd"))
     knock = Caller(SECRET, "r0.1", CLAIM).knock
     socks = [socket.socket(socket.AF_UNIX) for _ in range(20)]
-    devnull = os.open(os.devnull, os.O_RDONLY)
+    theirs = os.memfd_create("theirs")
     for index, sock in enumerate(socks):
         sock.connect("\0" + entry.address)
-        socket.send_fds(sock, [[b"\0\0\0\1\xc1", knock, knock[:30]][index % 3]], [devnull] * 50)
-    os.close(devnull)
+        socket.send_fds(sock, [[b"\0\0\0\1\xc1", knock, knock[:30]][index % 3]], [theirs] * 50)
     entry.until(lambda: entry.refused.total() == 7 and len(entry.door._knocked) == 7)
-    assert len(os.listdir("/proc/self/fd")) == before + 20 + 13
+    assert [left(sock) for sock in socks] == [index % 3 == 0 for index in range(20)]
+    assert copies(theirs) == 1
+    for sock in socks:
+        sock.shutdown(socket.SHUT_WR)
+    entry.until(lambda: entry.refused.total() == 20)
+    assert all(map(left, socks))
+    assert copies(theirs) == 1
+    os.close(theirs)
     for sock in socks:
         sock.close()
-    entry.until(lambda: entry.refused.total() == 20)
-    assert len(os.listdir("/proc/self/fd")) == before
     assert not entry.let_in
 
 
@@ -357,12 +368,11 @@ def test_what_a_frame_holds_inside_is_checked_too() -> None:
 def test_a_peer_has_one_region_and_other_descriptors_are_closed() -> None:
     here, there = socket.socketpair()
     conn: Any = Connection(there, "r1.1", _decoder)
-    fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
-    before = len(os.listdir("/proc/self/fd"))
+    fds = [os.memfd_create("theirs") for _ in range(3)]
     for _ in range(4):
         socket.send_fds(here, [b"\0"], fds)
         list(conn.read())
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert copies(*fds) == len(fds) + 1
     conn.close()
     here.close()
     for fd in fds:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.runtime.conftest import copies
 
 from outlast.core.phases import Phase
 from outlast.core.protocol import StepTime
@@ -49,15 +49,6 @@ def trained(steps: int) -> Progress:
     for step in range(steps):
         block.commit(StepTime(step=step, end_s=100.0 + step, took_s=1.0))
     return block
-
-
-def copies(*of: int) -> int:
-    """Descriptors of this process that are of the same files: what threads of earlier tests open does not count."""
-    wanted, found = {os.fstat(fd)[1:3] for fd in of}, 0
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found += os.fstat(int(number))[1:3] in wanted
-    return found
 
 
 def test_what_its_ranks_had_committed_is_known(ends: tuple[RankBlocks, BlocksShown], pid_fd: int) -> None:
