@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.test_hosts import Hosts, _back, _comes_back
-from tests.runtime.test_hosts_record import CLIENTS, etcd_on
+from tests.runtime.test_hosts_record import _LEASE_S, CLIENTS, etcd_on
 
 from outlast.core import events as ev
 from outlast.prove.host_namespaces import HostNetwork, unavailable
@@ -20,6 +20,7 @@ from outlast.prove.host_namespaces import HostNetwork, unavailable
 pytestmark = [
     pytest.mark.process,
     pytest.mark.campaign,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("etcd") is None, reason="no etcd here: make cluster-env"),
 ]
 
@@ -33,8 +34,9 @@ class Recorded(Hosts):
             etcd_on(net, base, host, self.keepers[0])
         self.endpoints = ",".join(f"{net.address(host)}:{CLIENTS}" for host in self.keepers)
         super().__init__(
-            net, base, fleet, 1, num=3, replicas=3, record=f"etcd://{self.endpoints}", words=("--host", "h0"), **shape
-        )
+            net, base, fleet, 1, num=3, replicas=3, record=f"etcd://{self.endpoints}", record_lease_s=_LEASE_S,
+            words=("--host", "h0"), **shape,
+        )  # fmt: skip
 
     def leader(self) -> int:
         """The host of etcd's, as those of etcd know that host 0 reaches; -1 for none."""
