@@ -149,6 +149,14 @@ def test_a_door_reads_no_byte_and_keeps_no_descriptor_of_a_stranger(entry: Entry
     assert not entry.let_in
 
 
+def test_who_is_hung_up_on_has_been_counted(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[bool]()
+    with entry.connect(b"no greeting") as sock:
+        monkeypatch.setattr(entry.door, "_refused", lambda *_: seen.append(left(sock)))
+        entry.until(lambda: left(sock))
+    assert seen == [False]
+
+
 def test_crowds_push_out_each_other_and_never_who_has_knocked(entry: Entry) -> None:
     idle = [entry.connect() for _ in range(ROOM)]
     call = Call(entry.address, SECRET, "r0.1", CLAIM)

@@ -410,7 +410,8 @@ def assert_tried_after_pauses(refused: list[tuple[float, int]]) -> None:
     """Until the seventh second, and a start that failed has kept no descriptor."""
     assert len(refused) >= 4
     assert all(later - sooner >= 1.0 for (sooner, _), (later, _) in itertools.pairwise(refused))
-    assert len({held for _, held in refused[1:]}) == 1
+    held = [number for _, number in refused[1:]]
+    assert held[-1] - held[0] < len(held) - 1, "each would have kept one or more; others of this process come and go"
 
 
 def test_a_coordinator_that_cannot_be_followed_at_once_is_followed_later(

@@ -292,8 +292,8 @@ class Door:
 
     def _refuse(self, visitor: _Visitor, reason: str) -> None:
         self._forget(visitor.fd)
+        self._refused(reason, visitor.who)  # who sees that it was hung up on has been counted by then
         visitor.sock.close()
-        self._refused(reason, visitor.who)
 
     def _forget(self, fd: int) -> None:
         if any(room.pop(fd, None) is not None for room in self._rooms):  # it is in one at most
