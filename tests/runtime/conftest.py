@@ -370,5 +370,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
         running = each.driven.process.poll() is None
         each.driven.__exit__()
         if running and each.driven.process.returncode == -signal.SIGKILL:  # it was too slow; the others die with it
-            await_ends(map(os.pidfd_open, of_run(each.driven.run_dir)))
+            for pid in of_run(each.driven.run_dir):
+                with contextlib.suppress(ProcessLookupError):
+                    await_ends([os.pidfd_open(pid)])
         assert of_run(each.driven.run_dir) == []
