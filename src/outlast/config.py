@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
-from outlast.config_checks import check_leases, check_vacancies
+from outlast.config_checks import check_leases, check_one_width, check_vacancies
 from outlast.errors import ConfigError, nearest
 
 __all__ = ["Resolved", "RunConfig", "TlsFiles", "anchored", "decoded", "encoded", "in_json", "resolve"]
@@ -281,10 +281,8 @@ def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | 
 
     Raises ConfigError for an unreadable file, an unknown key, a value of the wrong type or out of range.
     """
-    values: dict[str, Any] = {}
-    origins = dict.fromkeys(RunConfig.__struct_fields__, "default")
-    for key, value in (_from_file(file) if file else {}).items():
-        values[key], origins[key] = value, f"file {file}"
+    values = _from_file(file) if file else {}
+    origins = dict.fromkeys(RunConfig.__struct_fields__, "default") | dict.fromkeys(values, f"file {file}")
     _refuse_misspelt(environ)
     for field in RunConfig.__struct_fields__:
         name = f"OUTLAST_{field.upper()}"
@@ -296,6 +294,7 @@ def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | 
     for key in values:
         if key not in origins:
             raise _unknown(key, str(file) if file else "the configuration")
+    check_one_width(values.get("ranks"), origins["ranks"])
     try:
         config = msgspec.convert(values, RunConfig, strict=False)
     except msgspec.ValidationError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outlast.errors import ConfigError
 
-__all__ = ["check_leases", "check_vacancies"]
+__all__ = ["check_leases", "check_one_width", "check_vacancies"]
 
 
 def check_leases(record: str, lease_s: float, record_lease_s: float, heartbeat_s: float) -> None:
@@ -15,6 +15,16 @@ def check_leases(record: str, lease_s: float, record_lease_s: float, heartbeat_s
             f"lease_s = {lease_s:g} would be over before the coordinator has answered, with record_lease_s = "
             f"{record_lease_s:g} and heartbeat_s = {heartbeat_s:g}",
             remedy=f"lease_s of {least_s:g} or more, or a shorter record_lease_s",
+        )
+
+
+def check_one_width(ranks: object, origin: str) -> None:
+    """Several numbers of ranks, one for each replica, are understood, and cannot be had yet."""
+    if "," in str(ranks):
+        raise ConfigError(
+            f"ranks = {ranks} (from {origin}): the replicas of a run cannot have different numbers of ranks yet",
+            remedy="one number for all: the ranks of a replica may be more than its host has processors, as it is "
+            "given fewer microbatches where it is slower, and the bits are the same with any number",
         )
 
 

@@ -40,6 +40,7 @@ def test_every_setting_has_a_value_and_an_origin(
         ("[run]\nreplicas = 'four'\n", "replicas = 'four' (from file ", "the default is 1"),
         ("[run]\nexchange = 'smh'\n", "exchange = 'smh' (from file ", "did you mean 'shm'? one of auto, shm, c10d"),
         ("[run]\nspares = [1]\n", "spares = [1]", "a number, or auto"),
+        ("[run]\nranks = [4, 2]\n", "ranks = [4, 2] (from file ", "one number for all"),
         ("run = 3\n", "is no table", "under [run]"),
         ("[[run]]\nspares = 1\n", "is no table", "under [run]"),
         ("[run]\ncheckpoint_every = -1\n", "out of range", "to 1099511627776"),

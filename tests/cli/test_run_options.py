@@ -57,6 +57,16 @@ def test_what_may_be_a_number_or_a_word_is_told_so(
     assert launched == []
 
 
+def test_replicas_of_different_widths_are_refused_in_one_sentence(
+    tmp_path: Path, launched: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--replicas", "2", "--ranks", "4,2", script(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "the replicas of a run cannot have different numbers of ranks yet" in err
+    assert "remedy: one number for all" in err
+    assert launched == []
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package in the working directory, with a module `train`; to import it is an error."""

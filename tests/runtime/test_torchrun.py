@@ -55,6 +55,8 @@ def test_the_first_worker_of_a_host_becomes_the_run_or_an_agent(
         "run", "--endpoint", "10.0.0.1:29500", "--nnodes", "2", "--slots", "2", "--host", "node.0",
         "--replicas", "3", "train.py", "--lr", "1",
     ]  # fmt: skip
+    words, _ = taken_over(monkeypatch, OUTLAST_SPARES="auto")
+    assert words == ["run", "--replicas", "4", "train.py", "--lr", "1"]
     words, _ = taken_over(monkeypatch, **SEVERAL, OUTLAST_RANKS="2")
     assert words[5:7] == ["--slots", "1"]  # of a replica, with both its ranks
     words, _ = taken_over(monkeypatch, **SEVERAL, RANK="2", GROUP_RANK="1", OUTLAST_ENDPOINT="head:1")
@@ -62,6 +64,13 @@ def test_the_first_worker_of_a_host_becomes_the_run_or_an_agent(
     with pytest.raises(SystemExit) as end:
         _torchrun.take_over(TOLD | {"LOCAL_RANK": "1", "RANK": "1"})
     assert end.value.code == 0
+
+
+@pytest.mark.parametrize("where", [{}, SEVERAL])
+@pytest.mark.parametrize(("ranks", "says"), [("two", "OUTLAST_RANKS"), ("4,2", "different numbers of ranks")])
+def test_a_number_of_ranks_that_is_none_is_told(where: dict[str, str], ranks: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        _torchrun.take_over(TOLD | where | {"OUTLAST_RANKS": ranks})
 
 
 _SHOWN = """

@@ -54,7 +54,7 @@ def run(
     args: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
     module: Annotated[str | None, typer.Option("-m", help="run this module instead of a script")] = None,
     replicas: Annotated[int | None, typer.Option(help="full copies of the training state, one process each")] = None,
-    ranks: Annotated[int | None, typer.Option(help="processes of a replica, over which FSDP2 shards it")] = None,
+    ranks: Annotated[str | None, typer.Option(metavar="INTEGER", help="processes of a replica, for run.mesh()")] = None,
     spares: Annotated[str | None, typer.Option(help="replicas kept caught up beside the run, or auto")] = None,
     agents: Annotated[int | None, typer.Option(help="supervising processes on this machine")] = None,
     endpoint: Annotated[str | None, typer.Option(help="HOST:PORT of this machine, for a run on several")] = None,

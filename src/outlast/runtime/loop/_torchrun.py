@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from outlast.config import RunConfig, resolve
 from outlast.errors import ConfigError, EnvironmentFault
 from outlast.runtime.loop._interpreter import interpreter_options
 from outlast.runtime.transport.endpoints import HANDED_ON, data_address, listen_on, shown
@@ -122,9 +123,15 @@ def _words(place: _Place, environ: Mapping[str, str], found: list[socket.socket]
     return ["run", *several, "--host", host, *_numbers(place, environ), *_script()]
 
 
+def _asked(environ: Mapping[str, str]) -> RunConfig:
+    """How many ranks and spares the environment asks for, the rest as by default. Raises ConfigError."""
+    given = {key: value for key in ("OUTLAST_RANKS", "OUTLAST_SPARES") if (value := environ.get(key))}
+    return resolve(cli={}, environ=given).config
+
+
 def _slots(place: _Place, environ: Mapping[str, str]) -> str:
     """How many replicas fit here, each with all its ranks."""
-    ranks = int(environ.get("OUTLAST_RANKS") or 1)
+    ranks = _asked(environ).ranks
     if place.num_local % ranks:
         raise ConfigError(
             f"{place.num_local} workers on a host are no replicas of {ranks} ranks, which are all on one host",
@@ -137,7 +144,8 @@ def _numbers(place: _Place, environ: Mapping[str, str]) -> list[str]:
     """One process for each worker: replicas of their ranks, less the spares that were asked for."""
     if "OUTLAST_REPLICAS" in environ:
         return []
-    ranks, spares = (int(environ.get(f"OUTLAST_{key}") or default) for key, default in (("RANKS", 1), ("SPARES", 0)))
+    config = _asked(environ)
+    ranks, spares = config.ranks, config.num_spares
     replicas = place.num_workers // ranks - spares
     if replicas < 1 or place.num_workers % ranks:
         raise ConfigError(
