@@ -57,9 +57,16 @@ def test_an_exit_without_a_recovery_is_a_fault_too(story: Any) -> None:
     assert [(advice.cause, advice.who) for advice in told.advice] == [("an exception in the loop", ["r4.0"])]
 
 
-def test_what_stopped_every_start_is_in_the_headline(story: Any) -> None:
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        ("Traceback (most recent call last):\n  ...\nKeyError: 'run'\n", "KeyError: 'run'"),
+        ("[CONFIG] a is not b\n  remedy: make it b\n  at: train.py, line 3: protect()\n", "[CONFIG] a is not b"),
+    ],
+)
+def test_what_stopped_every_start_is_in_the_headline(story: Any, words: str, last: str) -> None:
     """Not only that nobody was ready in time."""
-    words = "exit code 1; the end of r0.1.log:\nTraceback (most recent call last):\n  ...\nKeyError: 'run'\n"
+    words = f"exit code 1; the end of r0.1.log:\n{words}"
     exits = [
         ev.ReplicaExited(at_s=1_003.0, replica=f"r0.{n}", cause="exception", detail=words, noticed_by="agent")
         for n in range(1, 18)
@@ -69,7 +76,7 @@ def test_what_stopped_every_start_is_in_the_headline(story: Any) -> None:
         seconds={},
     )  # fmt: skip
     headline = why([*story.started, *exits, end]).headline
-    assert "17 replicas ended (exception), the last words being: KeyError: 'run'" in headline
+    assert f"17 replicas ended (exception), the last words being: {last}" in headline
 
 
 def test_time_that_stood_still_is_in_the_headline(story: Any) -> None:
@@ -111,6 +118,7 @@ def test_a_loop_that_is_held_up_again_and_again_is_told_by_its_longest_times(sto
         ("signal", "SIGKILL", "killed from outside"),
         ("signal", "SIGSEGV", "a crash in native code"),
         ("exception", "torch.OutOfMemoryError: CUDA out of memory", "out of memory"),
+        ("exception", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes", "out of memory"),
         ("exception", "ValueError: the signal path stopped", "an exception in the loop"),
         ("evicted", "no progress in BACKWARD for 0.6 s", "silent for too long"),
         ("evicted", "stopped; a peer waited 0.61 s for it", "silent for too long"),

@@ -84,7 +84,7 @@ _CAUSES: dict[str, _Cause] = {
         r"^the script ended before training started",
         "its own last words are above; mend it alone first: python SCRIPT is a fleet of one"),
     "out of memory": _Cause(
-        r"out of ?memory|\boom\b|memoryerror",
+        r"out of ?memory|\boom\b|memoryerror|(cannot|can't) allocate memory",
         "use a smaller microbatch (more microbatches a step keep the result), or fewer replicas on this machine"),
     "the loop cannot be repeated": _Cause(
         r"\[LOOP\]|which has just joined",
@@ -149,6 +149,7 @@ _CAUSES: dict[str, _Cause] = {
         r"exit", "something in the loop ended the process (sys.exit, os._exit, a library): see the replica's log"),
     "another cause": _Cause("", "read the replica's log in the run directory around that time"),
 }  # fmt: skip
+_OWN_ERROR = re.compile(r"\[[A-Z_]+\] ")
 _TELLING = (
     "the script never began to train", "the script, before it trained", "its host was put out",
     "a guard stopped the run", "a wrong gradient", "out of memory", "the loop cannot be repeated",
@@ -307,6 +308,7 @@ def _before(faults: str, unmended: Sequence[ev.ReplicaExited]) -> str:
         return f"Before that, {faults}"
     last = unmended[-1]
     words = [line.strip() for line in last.detail.splitlines() if line.strip()]
+    words = [line for line in words if _OWN_ERROR.match(line)] or words  # after it come its remedy and its place
     many = f"{len(unmended)} replicas ended" if len(unmended) > 1 else f"{last.replica} ended"
     return f"Before that, {many} ({last.cause})" + (f", the last words being: {words[-1]}" if words else "")
 
