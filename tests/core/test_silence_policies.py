@@ -76,8 +76,8 @@ def host_given_up_s() -> float:
     return Hosts(2, 0.5, 60.0, "here", lambda member: "")._limit(known, 100.0)[0]
 
 
-def evicted() -> list[str]:
-    """Who the coordinator kills of two members of which one hangs."""
+def evicted(place: int = 0) -> list[m.Kill]:
+    """Whom the coordinator kills of two members of which one hangs, and why. `place`: of the rank that hangs."""
     c = Coordinator(Settings(num_replicas=2), epoch=1)
     c.handle(0.0, m.AgentHello(agent="a0", pid=1))
     for name in ("r0.1", "r1.1"):
@@ -97,9 +97,20 @@ def evicted() -> list[str]:
             silent_s=7.0,
             cpu_advanced=False,
             allowed_s=6.0,
+            place=place,
         ),
     )
-    return [a.message.member for a in found if isinstance(a, m.Tell) and isinstance(a.message, m.Kill)]
+    return [a.message for a in found if isinstance(a, m.Tell) and isinstance(a.message, m.Kill)]
+
+
+def whom(kills: list[m.Kill]) -> list[str]:
+    return [each.member for each in kills]
+
+
+def test_who_is_evicted_is_told_with_the_rank_that_hangs() -> None:
+    assert [each.reason.partition(":")[0] for each in (*evicted(), *evicted(place=2))] == [
+        "silent for 7.00 s in backward", "rank 2",
+    ]  # fmt: skip
 
 
 def noticed_s() -> tuple[float, float]:
@@ -128,11 +139,11 @@ def test_a_deadline_policy_replaced_changes_the_run_the_adversary_and_the_plan(m
 def test_an_eviction_policy_replaced_changes_the_run_the_adversary_and_the_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert (evicted(), noticed_s()[0], play(HUNG).kills) == (["r0.1"], 6.0, 1)
+    assert (whom(evicted()), noticed_s()[0], play(HUNG).kills) == (["r0.1"], 6.0, 1)
     before = noticed_s()[1]
     waits = EvictionDecision(action="wait", reason="")
     monkeypatch.setattr(EvictionPolicy, "decide", lambda self, belief, state: waits)
-    assert (evicted(), noticed_s()[0], play(HUNG).kills) == ([], 900.0, 0), "it is waited for as long as may be"
+    assert (whom(evicted()), noticed_s()[0], play(HUNG).kills) == ([], 900.0, 0), "it is waited for as long as may be"
     assert noticed_s()[1] < before
 
 

@@ -154,7 +154,65 @@ def test_the_ranks_of_a_replica_end_together_and_the_first_says_why(tmp_path: Pa
     alone.goes(4.0)
     assert [child.environ["OUTLAST_PLACE"] for child in alone.ranks] == ["0", "1", "2"]
     assert [child.sent for child in alone.ranks] == [[signal.SIGKILL], [], [signal.SIGKILL]]
-    assert alone.exits() == {"r0.1": ("signal", "SIGSEGV")}
+    assert alone.exits() == {"r0.1": ("signal", "SIGSEGV of rank 1")}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_rank_that_ends_well_before_it_trains_takes_its_replica(tmp_path: Path, place: int) -> None:
+    """The others would wait for it until `start_s` is over."""
+
+    def live(self: Alone, child: Puppet) -> None:
+        if len(self.ranks) == place + 1:
+            self.host.after(2.0, lambda: child.end(code=0))
+        else:
+            self.host.after(1.0, lambda: self.trains(child, 0, Phase.IDLE))
+
+    alone = Alone(tmp_path, live, ranks=2, replicas=1)
+    alone.at(0.5, spawn())
+    alone.goes(4.0)
+    assert [child.sent for child in alone.ranks][1 - place] == [signal.SIGKILL]
+    [said] = alone.calls.all(m.Exited)
+    assert (said.cause, said.code, said.joined) == ("exit", 0, False)
+    assert "was never begun" in said.detail
+
+
+@pytest.mark.parametrize("lead_s", [1.0, 3.0])
+@pytest.mark.parametrize(
+    ("phase", "told"),
+    [(Phase.BODY, ("exit", "exit code 0 of rank 1 while the others trained on")),
+     (Phase.IDLE, ("exception", "exit code 4"))],
+)  # fmt: skip
+def test_a_rank_that_ends_well_amid_its_training_is_why_the_others_end(
+    tmp_path: Path, phase: Phase, told: tuple[str, str], lead_s: float
+) -> None:
+    """Not where its lead had told it that training is over, and then ended by itself."""
+
+    def live(self: Alone, child: Puppet) -> None:
+        self.trains(child, phase=phase)
+        first = len(self.ranks) == 1
+        self.host.after(lead_s if first else 2.0, lambda: child.end(code=4 if first else 0))
+
+    alone = Alone(tmp_path, live, ranks=2, replicas=1)
+    alone.at(0.5, spawn())
+    alone.goes(5.0)
+    assert alone.exits() == {"r0.1": told}
+
+
+@pytest.mark.parametrize(("ranks", "detail"), [(1, "SIGSEGV"), (2, "SIGSEGV of rank 1")])
+def test_who_crashed_before_it_was_put_out_is_told_to_have_crashed(tmp_path: Path, ranks: int, detail: str) -> None:
+    """Its peers see its connections end while the kernel still writes what is left of it, and have it put out."""
+
+    def live(self: Alone, child: Puppet) -> None:
+        self.trains(child)
+        child.obeys = set() if len(self.ranks) == ranks else child.obeys
+        if len(self.ranks) == ranks:
+            self.host.after(2.0, lambda: child.end(by=signal.SIGSEGV))
+
+    alone = Alone(tmp_path, live, ranks=ranks, replicas=1)
+    alone.at(0.5, spawn())
+    alone.at(1.0, m.Kill(member="r0.1", reason="its connection to a peer ended though both live"))
+    alone.goes(4.0)
+    assert alone.exits() == {"r0.1": ("signal", detail)}
 
 
 def test_one_whose_end_is_anothers_doing_gives_the_others_time_to_say_why(tmp_path: Path) -> None:
@@ -207,6 +265,18 @@ def test_what_is_said_of_a_suspect(tmp_path: Path, state: str, used_s: float, to
     assert (absent.member, absent.state) == ("r7.1", "X")
     assert (said.state, said.cpu_advanced, Phase(said.phase)) == (*told, Phase.BODY)
     assert said.silent_s == pytest.approx(1.0 if state == "T" else 1.15, abs=0.06)
+
+
+def test_a_silence_is_told_of_the_rank_that_it_is_laid_to(tmp_path: Path) -> None:
+    def live(self: Alone, child: Puppet) -> None:
+        self.trains(child)
+        self.host.states[child.pid] = "T" if len(self.ranks) == 2 else "S"
+
+    alone = Alone(tmp_path, live, ranks=2, replicas=1)
+    alone.at(0.5, spawn())
+    alone.at(1.0, m.Examine(member="r0.1"))
+    alone.goes(2.0)
+    assert {(said.state, said.place) for said in alone.calls.all(m.Examined)} == {("T", 1)}
 
 
 def test_who_is_silent_in_a_view_of_one_is_examined_unasked(tmp_path: Path) -> None:

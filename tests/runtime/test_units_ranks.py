@@ -39,6 +39,7 @@ from outlast.runtime.member._followed_lane import FollowedLane
 from outlast.runtime.member._rank_reports import stall_of
 from outlast.runtime.member._sibling_lanes import SiblingLanes, what_has_come
 from outlast.runtime.member._siblings import Siblings
+from outlast.runtime.member.follower import FollowingRank
 from outlast.runtime.member.sibling_saves import SiblingSaves
 from outlast.runtime.settings.protect_records import Audit
 from outlast.runtime.settings.rank_limits import check_protected, check_ranks, check_sharded
@@ -64,6 +65,7 @@ class Pipe:
     def __init__(self, place: int, *words: Any) -> None:
         self.place, self.words, self.said = place, deque(words), list[Any]()
         self.left = self.over = False
+        self.failed: say.RankFailed | None = None
         self.wakes_too = -1
         self.on_saves: Any = None
         self.on_has: Any = None
@@ -287,6 +289,47 @@ def test_a_rank_that_left_its_loop_is_not_waited_for() -> None:
         siblings(pipe).gather(say.LaneTaken)
 
 
+def test_what_a_collective_raises_where_a_rank_has_left_its_loop_is_told_as_that() -> None:
+    torn, own = RuntimeError("Connection closed by peer"), StepMisuse("twice")
+    lead = siblings(Pipe(1), Pipe(2))
+    assert lead.told_as(torn) is torn
+    assert lead.raised() is None
+    cast(Any, lead.pipes[1]).left = True
+    assert "rank 2 of the replica ended its loop while the lead trains on" in str(lead.told_as(torn))
+    assert lead.told_as(own) is own
+    cast(Any, lead.pipes[1]).failed = say.RankFailed(3, "ValueError", "at a line", 5)
+    assert lead.raised() == say.RankFailed(3, "ValueError", "at a line", 5)
+
+
+def following(*words: Any) -> FollowingRank:
+    """A rank that is no lead, to which its lead has said this."""
+    rank = object.__new__(FollowingRank)
+    rank.pipe, rank.saves, rank.ended, rank._left = cast(Any, Pipe(0, *words)), None, None, False
+    rank.env = cast(Any, SimpleNamespace(place=1, me="r0.1"))
+    rank.engine = cast(Any, SimpleNamespace(begun=lambda step: None))
+    rank.donor = rank.checks = cast(Any, SimpleNamespace(feed_whole=None, rows=None))
+    return rank
+
+
+@pytest.mark.parametrize("goes_on", [say.BeginStep(4), say.ComputeLeaf(3, 2), say.EvaluateBatches(1, (0,), 4)])
+def test_a_rank_that_leaves_its_loop_alone_says_so(goes_on: Any) -> None:
+    """Its script would meet the lead's in collectives that are not the same."""
+    found = following(goes_on).broke()
+    assert isinstance(found, StepMisuse)
+    assert "the lead of this replica" in str(found)
+    assert "rank 1 of r0.1" in str(found)
+
+
+def test_ranks_that_leave_their_loops_alike_go_on() -> None:
+    assert following(say.LoopLeft()).broke() is None
+
+
+def test_a_rank_whose_lead_has_left_the_loop_does_not_wait_for_a_step() -> None:
+    for asks in (lambda: following(say.LoopLeft()).next_step(), lambda: next(following(say.LoopLeft()).batches(3))):
+        with pytest.raises(StepMisuse, match="ended its loop, and this rank trains on"):
+            asks()
+
+
 def test_one_rank_has_nobody_to_tell() -> None:
     alone = siblings()
     alone.meet({"seed": "1"})
@@ -346,7 +389,8 @@ def test_what_the_script_asks_for_is_refused_too() -> None:
 
 def test_the_end_of_a_replica_is_that_of_the_rank_that_failed_first() -> None:
     def rank(signal: int | None, code: int | None, swept: bool = False) -> Rank:
-        made = Rank("r0.1", cast(Any, SimpleNamespace()), cast(Any, None), cast(Any, None), swept=swept)
+        began = cast(Any, SimpleNamespace(changes=1))
+        made = Rank("r0.1", cast(Any, SimpleNamespace()), began, cast(Any, None), swept=swept)
         made.how = Exit(signal=signal, code=code)
         return made
 

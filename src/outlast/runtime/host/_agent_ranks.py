@@ -210,8 +210,9 @@ class AgentRanks:
             return
         rank.how, rank.seen_s = how, self._seen_s
         self.stopped.forget(rank.key)
+        lead.see_who_deserted()
         left = lead.all()
-        if left and (how.signal is not None or how.code != 0):  # a replica lives and dies as a whole (38)
+        if left and rank.failed:  # a replica lives and dies as a whole (38)
             self.agenda.at(patience_s(how), lead.sweep)
         if not left:
             self._all_ended(lead, lead.first_to_fail(), noticed)
@@ -222,9 +223,11 @@ class AgentRanks:
         how = rank.how
         assert how is not None
         exited = exit_of(lead.name, lead.progress, noticed, cause_of(rank, how), detail_of(rank, how))
+        joined = exited.joined and rank.progress.changes > 0
         # Its script may have been silent for long; whoever is killed from outside lived until then.
         struck_s = rank.seen_s if exited.joined and exited.cause == "signal" else 0.0
-        exited = msgspec.structs.replace(exited, code=how.code, last_alive_s=max(exited.last_alive_s, struck_s))
+        last_s = max(exited.last_alive_s, struck_s)
+        exited = msgspec.structs.replace(exited, joined=joined, code=how.code, last_alive_s=last_s)
         for each in (lead, *lead.siblings):
             each.progress.region.close()
         self._gone(exited)

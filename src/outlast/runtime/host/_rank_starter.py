@@ -63,4 +63,4 @@ class RankStarter:
         child = self.nursery.start(environ, log, region.fd) or self._system.start(
             self._command, environ=self._environ | environ, log=log, pass_fds=[region.fd, *self._hold_fds]
         )
-        return Rank(member, child, Progress(region), log, key=key, number=number)
+        return Rank(member, child, Progress(region), log, key=key, number=number, place=place)

@@ -39,21 +39,45 @@ class Rank:
     seen_s: float = 0.0  # when its agent saw it last before that: it lived
     swept: bool = False  # killed as another had ended
     number: int = 0  # of the replica, among those that its agent has
+    place: int = 0  # in the replica; 0 is its lead
+    deserted: bool = False  # it has ended well while the others needed it
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended so that its replica cannot go on: badly, or well but too early."""
+        return self.how is not None and (self.how.code != 0 or self.progress.changes == 0 or self.deserted)
+
+    @property
+    def put_out(self) -> bool:
+        """Whether its agent's order is why it ended; a crash of its own may have come before the order was carried
+        out."""
+        own = self.how is not None and self.how.signal not in (None, signal.SIGKILL, signal.SIGTERM)
+        return bool(self.killed_for) and not own
 
     def first_to_fail(self) -> Rank:
         """The rank of an ended replica whose end was not another's doing; its lead, if all ended well. A signal from
         outside comes first: a collective of the script raises where another rank was killed."""
-        failed = [r for r in (self, *self.siblings) if not r.swept and r.how is not None and r.how.code != 0]
+        failed = [r for r in (self, *self.siblings) if r.failed and (r.killed_for or not r.swept)]
         struck = [r for r in failed if r.how is not None and r.how.signal is not None]
+        crashed = [r for r in struck if not r.put_out]
         own = [r for r in failed if r.how is not None and r.how.code != MembershipError.exit_code]
-        return next(iter((*struck, *own, *failed)), self)
+        return next(iter((*crashed, *struck, *own, *failed)), self)
+
+    def see_who_deserted(self) -> None:
+        """Where one of this lead's replica may have ended because the stream to another rank did: who ended well in the
+        middle of its training, by `os._exit` or in a library, says nothing before."""
+        ended = [rank for rank in (self, *self.siblings) if rank.how is not None]
+        lost = any(rank.how == Exit(signal=None, code=MembershipError.exit_code) for rank in ended)
+        for rank in ended:
+            calm = rank.how == Exit(signal=None, code=0)
+            rank.deserted = lost and calm and rank.progress.read()[0] not in (Phase.IDLE, Phase.DEPART)
 
     def all(self) -> list[Rank]:
         """Those of the replica that have not ended."""
         return [rank for rank in (self, *self.siblings) if rank.how is None]
 
     def sweep(self) -> None:
-        """One of the replica has ended badly: so do the others."""
+        """One of the replica has failed: the others end with it."""
         for other in self.all():
             other.swept = True
             other.child.send(signal.SIGKILL)
@@ -111,6 +135,7 @@ def evidence_of(
         cpu_advanced=advanced,
         allowed_s=min(allowed_s, formation_s) if state == "T" else allowed_s,
         deaf=deaf,
+        place=rank.place,
     )
 
 
@@ -126,24 +151,26 @@ def patience_s(how: Exit) -> float:
 
 
 def cause_of(rank: Rank, how: Exit) -> m.Cause:
-    if rank.killed_for:
+    if rank.put_out:
         return "evicted"
     if how.signal is not None:
         return "signal"
     if how.code != 0:
         return "exception"
-    if rank.progress.changes == 0:  # calm, but it has not trained: to start it again would help nobody
+    if rank.failed:  # calm, but it has not trained, or not to the end
         return "exit"
     return "left" if rank.progress.read()[0] is Phase.DEPART else "finished"
 
 
 def detail_of(rank: Rank, how: Exit) -> str:
-    if rank.killed_for:
+    if rank.put_out:
         return rank.killed_for
-    trained = rank.progress.changes > 0
-    if how.signal is not None or (how.code == 0 and trained):
-        return str(how)
+    of_rank = f" of rank {rank.place}" if rank.place else ""
+    if how.signal is not None or not rank.failed:
+        return f"{how}{of_rank}"
     told = str(how) if how.code else f"{how}, and steps() of outlast.join().protect(...) was never begun"
+    if rank.deserted:
+        told = f"{how}{of_rank} while the others trained on"
     try:
         with rank.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,8 +165,11 @@ class FollowingTraining:
 
     def _dropped(self, left: Left) -> None:
         self._watch.over()
-        if left == "break":
-            self.replica.broke()
+        unlike = self.replica.broke() if left == "break" else None
+        if unlike is not None:  # an iterator that is dropped cannot raise
+            self._report(unlike)
+            print(told(unlike), file=sys.stderr, flush=True)
+            os._exit(unlike.exit_code)
 
     def _batches(self, step: int) -> Iterator[Any]:
         return WatchedLoop(self._microbatches(step), self._watch.given, self._watch.returned, lambda left: None)

@@ -172,8 +172,7 @@ class Training:
         if left == "break":
             self._broken = True
             self._save_what_is_left()
-            if self.replica.saves is not None:
-                self.replica.saves.others.left()
+            self.replica.siblings.leave()
 
     def _save_what_is_left(self) -> None:
         """What the last step left, unless the loop's code has made something else of it since."""
@@ -252,8 +251,12 @@ class Training:
         )  # it is the coordinator's word
         mine = not known and not self.replica.siblings.reported
         if isinstance(error, Exception) and mine:
-            self.replica.siblings.all_there()
-            self.replica.link.send([report_failure(self.replica, error)])
+            siblings = self.replica.siblings
+            siblings.all_there()
+            if (elsewhere := siblings.raised()) is not None:
+                self.replica.tell_of(elsewhere)
+            else:
+                self.replica.link.send([report_failure(self.replica, siblings.told_as(error))])
         self.replica.close()
 
     def _at_the_script_s_end(self) -> None:

@@ -132,8 +132,12 @@ class MemberSeat:
 
     def _rank_failed(self, place: int, failed: RankFailed) -> None:
         self.siblings.all_there(but=place)
-        self.siblings.reported = True
+        self.tell_of(failed)
+
+    def tell_of(self, failed: RankFailed) -> None:
+        """Another rank's script has raised: the coordinator is told that."""
         self.link.send([failure_of(self.env.me, self.member.committed, failed)])
+        self.siblings.reported = True
 
     def parts(self) -> PartRows:
         """Fingerprints of the tensors of this replica's state, of all its ranks."""

@@ -20,7 +20,7 @@ import msgspec
 
 from outlast.core.policy import GuardNote
 from outlast.core.protocol import View
-from outlast.errors import CheckpointError, StepMisuse, ViewAbandoned
+from outlast.errors import CheckpointError, OutlastError, StepMisuse, ViewAbandoned
 from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport.connections import PeersLost
@@ -80,6 +80,15 @@ class Siblings:
         until_s = self._clock() + _ANSWER_S
         return all(pipe.present(max(0.0, until_s - self._clock())) for pipe in asked)
 
+    def raised(self) -> say.RankFailed | None:
+        """What the script has raised on one of them, if it has: in a collective the lead then raises, too."""
+        return next((pipe.failed for pipe in self.pipes if pipe.failed is not None), None)
+
+    def told_as(self, error: Exception) -> Exception:
+        """What is told of an exception of the lead's script: a collective of it fails where another rank has left."""
+        gone = next((pipe for pipe in self.pipes if pipe.left), None)
+        return error if gone is None or isinstance(error, OutlastError) else _left_alone(gone)
+
     def tell(self, word: Any) -> None:
         """To all of them."""
         for pipe in self.pipes:
@@ -90,6 +99,10 @@ class Siblings:
 
     def end_step(self, step: int) -> None:
         self.tell(say.EndStep(step))
+
+    def leave(self) -> None:
+        """My loop was left on purpose, and what was to be saved has begun."""
+        self.tell(say.LoopLeft())
 
     def compute(self, step: int, leaf: int, ahead: say.LaneTask | None = None, *, printing: bool = False) -> None:
         self.tell(say.ComputeLeaf(step, leaf, ahead, printing))

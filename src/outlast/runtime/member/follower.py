@@ -9,6 +9,7 @@ exchange that breaks is told, and the sums stay for the next view.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,6 +43,9 @@ from outlast.runtime.transport.rank_check_words import (
 __all__ = ["FollowingRank"]
 
 
+_ALIKE_S = 5.0  # for a lead's word that it has left its loop, too
+
+
 class FollowingRank(FollowedLane):
     """Carries out, in one rank, what the lead of its replica says."""
 
@@ -71,7 +75,7 @@ class FollowingRank(FollowedLane):
     def next_step(self) -> int | None:
         """The step that the loop is to be given; None when training is over."""
         while self.ended is None:
-            word = self._word()
+            word = self._loop_word()
             if isinstance(word, say.BeginStep):
                 self.committed = word.step
                 if self.saves is not None and self.view is not None:
@@ -84,7 +88,7 @@ class FollowingRank(FollowedLane):
         """This rank's microbatches of the step, until the lead's loop is through with it."""
         self.engine.begun(step)
         while self.ended is None:
-            word = self._word()
+            word = self._loop_word()
             if isinstance(word, say.EndStep):
                 return
             if isinstance(word, say.ComputeLeaf):
@@ -95,9 +99,16 @@ class FollowingRank(FollowedLane):
                 self._obey(word)
         raise SystemExit(0)
 
-    def _word(self) -> Any:
-        """The lead's next word. Its loss ends the process meanwhile."""
-        while (word := self.pipe.take()) is None:
+    def _loop_word(self) -> Any:
+        """The lead's next word in a loop that both are in. Raises StepMisuse if it has left it."""
+        word = self._word()
+        if isinstance(word, say.LoopLeft):
+            raise self._unlike("ended its loop", "trains on")
+        return word
+
+    def _word(self, until_s: float = math.inf) -> Any:
+        """The lead's next word; None if it says none until then. Its loss ends the process meanwhile."""
+        while (word := self.pipe.take()) is None and time.monotonic() < until_s:
             if self.clock.phase is not Phase.IDLE:
                 self.clock.enter(Phase.IDLE, self.committed)
             if self.inflow.loaded or self.inflow.serving == NOTHING:
@@ -132,13 +143,17 @@ class FollowingRank(FollowedLane):
             LookAgain: self._look_again, RowsChosen: lambda word: None,  # of a lane that had broken
         }  # fmt: skip
         if type(word) not in done:
-            raise StepMisuse(
-                f"the lead of this replica goes on with its loop ({type(word).__name__}), and this rank is elsewhere",
-                where=f"rank {self.env.place} of {self.env.me}",
-                did="this replica ends",
-                remedy="do the same on every rank: steps, evaluations and `break` by what is equal everywhere",
-            )
+            raise self._unlike(f"goes on with its loop ({type(word).__name__})", "is elsewhere")
         done[type(word)](word)
+
+    def _unlike(self, lead: str, here: str) -> StepMisuse:
+        """The lead does one thing, and this rank another."""
+        return StepMisuse(
+            f"the lead of this replica {lead}, and this rank {here}",
+            where=f"rank {self.env.place} of {self.env.me}",
+            did="this replica ends",
+            remedy="do the same on every rank: steps, evaluations and `break` by what is equal everywhere",
+        )
 
     # --- a microbatch --------------------------------------------------------------------------------------------
     def _one(self, todo: say.ComputeLeaf) -> Iterator[Any]:
@@ -185,7 +200,7 @@ class FollowingRank(FollowedLane):
         """Compute this rank's batches of an evaluation in which the lead's loop is as well; its means."""
         with wanted.quiet():
             while self.ended is None:
-                word = self._word()
+                word = self._loop_word()
                 if isinstance(word, say.Evaluated):
                     self.engine.restore_buffers()
                     self.enter(Phase.BODY)
@@ -230,23 +245,34 @@ class FollowingRank(FollowedLane):
     def _lead_left(self, word: say.LoopLeft) -> None:
         self._left = True
 
-    def broke(self) -> None:
-        """The loop was left on purpose. What it left is saved as the lead says, before the script goes on."""
-        if self.saves is not None and self._serve(lambda: self._left):
+    def broke(self) -> StepMisuse | None:
+        """The loop was left on purpose. What it left is saved as the lead says, before the script goes on. Returns what
+        is wrong where the lead trains on. One that keeps its loop's iterator says later that it was left: where there
+        is nothing to save, it is not waited for."""
+        until_s = time.monotonic() + _ALIKE_S if self.saves is None else math.inf
+        try:
+            alike = self._serve(lambda: self._left or time.monotonic() >= until_s, until_s)
+        except StepMisuse as unlike:
+            return unlike
+        if not alike:
+            return self._unlike("trains on", "ended its loop")
+        if self.saves is not None:
             self.saves.copied()
+        return None
 
     def see_out(self) -> None:
         """The script is over: my parts of saves are written until the lead's loop is."""
         if self.saves is not None:
             self._serve(lambda: False)
 
-    def _serve(self, done: Callable[[], bool]) -> bool:
+    def _serve(self, done: Callable[[], bool], until_s: float = math.inf) -> bool:
         """Do as the lead says, outside of the loop; False as soon as it goes on with its own."""
         while not done() and self.ended is None:
-            word = self._word()
+            word = self._word(until_s)
             if isinstance(word, say.BeginStep | say.ComputeLeaf):
                 return False
-            self._obey(word)
+            if word is not None:
+                self._obey(word)
         return True
 
     # --- joining, and who joins ----------------------------------------------------------------------------------
@@ -275,6 +301,7 @@ class FollowingRank(FollowedLane):
     def _end(self, word: say.EndRun) -> None:
         self._close()
         self.listener.close()
+        self.clock.enter(Phase.IDLE, self.committed)  # what its agent reads if this process ends: it was to
         self.ended = word.finished
 
     def retire(self) -> None:

@@ -39,9 +39,6 @@ class SiblingSaves(OtherRanks):
     def stable(self, view: ViewId, step: int) -> None:
         self._siblings.tell(say.SaveStable(view, step))
 
-    def left(self) -> None:
-        self._siblings.tell(say.LoopLeft())
-
     def said(self, message: ToMember | None) -> None:
         if message is None or isinstance(message, SaveBase | SaveSettled):  # when to save is not theirs to know
             self._siblings.tell(say.SavesHear(message))

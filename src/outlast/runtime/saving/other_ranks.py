@@ -47,8 +47,5 @@ class OtherRanks:
     def stable(self, view: ViewId, step: int) -> None:
         """Everybody has committed the last step."""
 
-    def left(self) -> None:
-        """The loop was left, and what was to be saved has begun."""
-
     def said(self, message: ToMember | None) -> None:
         """What the coordinator said; None: it is there again."""

@@ -63,7 +63,8 @@ class RankPipe:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.wakes_too = -1  # another descriptor to write to
         self.inbox: deque[Any] = deque()
-        self._answered, self.failed = threading.Event(), False
+        self._answered = threading.Event()
+        self.failed: RankFailed | None = None  # what the other end's script raised
         self._sending = threading.Lock()  # the coordinator's words are passed on by the thread that hears them
         self.on_failed: Callable[[RankFailed], None] = lambda failed: None
         self.on_stalled: Callable[[LaneStalled], None] = lambda stalled: None
@@ -81,7 +82,7 @@ class RankPipe:
     def ask_presence(self) -> None:
         """Begin to find out whether the other end lives: see `present`."""
         self._answered.clear()
-        if self.failed:
+        if self.failed is not None:
             self._answered.set()
         self.send(AreYouThere())
 
@@ -115,7 +116,7 @@ class RankPipe:
                 self.left = self.left or isinstance(word, RankLeft)
                 self.over = self.over or isinstance(word, EndRun | RankLeft)
                 if isinstance(word, RankFailed):
-                    self.failed = True
+                    self.failed = word
                     self._answered.set()  # it lived to say so, and this thread may now wait for the other ranks
                     self.on_failed(word)
                 if isinstance(word, LaneStalled):  # no part of the order of the others, as the next two

@@ -41,9 +41,10 @@ def examined(c: FleetState, now_s: float, seen: m.Examined) -> None:
     if not beside and (c.view is None or c.change is not None):
         return
     if found.action == "evict":
+        reason = f"rank {seen.place}: {found.reason}" if seen.place else found.reason
         if beside or c.reports.noticed(seen.member, asked.member if asked else agent, now_s):
-            c.journal("suspected", replica=seen.member, evidence=found.reason, decision="evict")
-        c.kill(seen.member, found.reason)
+            c.journal("suspected", replica=seen.member, evidence=reason, decision="evict")
+        c.kill(seen.member, reason)
     elif found.action == "probe" and asked is not None:
         newest = c.planned if c.planned is not None and asked.view == c.planned.id else c.view
         assert newest is not None, "there is a view, or the member is beside it"
