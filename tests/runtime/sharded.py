@@ -140,13 +140,15 @@ def main() -> None:
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--source", choices=SOURCES, default="list")
     parser.add_argument("--leave", type=int, default=-1, help="break after this step")
+    parser.add_argument("--only", help="this rank of each replica does")
     parser.add_argument("--guards", type=json.loads, default={})
     parser.add_argument("--rule", type=json.loads, default={})
     args = parser.parse_args()
     how: dict[str, Any] = {"clip_norm": None} if args.unclipped else {}
     how |= {"guards": outlast.Guards(**args.guards)} if args.guards else {}
     how |= {"global_batch_size": 48, "microbatches": 12, **args.rule} if args.rule else {}
-    run, found = train(args.steps, not args.whole, args.gates, args.leave, args.evaluate, args.source, **how)
+    leave = args.leave if args.only in (None, os.environ.get("OUTLAST_PLACE", "0")) else -1
+    run, found = train(args.steps, not args.whole, args.gates, leave, args.evaluate, args.source, **how)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}-{os.environ.get('OUTLAST_PLACE', '0')}.json")

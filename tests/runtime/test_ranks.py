@@ -270,6 +270,18 @@ def test_a_loop_that_is_left_saves_what_all_ranks_have(fleet: Callable[..., Any]
     assert {found["fingerprint"] for found in again.results().values()} == {undisturbed()["fingerprint"]}
 
 
+@pytest.mark.parametrize(
+    ("place", "says"), [(0, "the lead of this replica ended its loop"), (1, "this rank ended its loop")]
+)
+def test_a_rank_that_leaves_the_loop_alone_is_told_so(fleet: Callable[..., Any], place: int, says: str) -> None:
+    """Its script goes on to collectives that the other ranks are not in: they failed, or nobody came back from them."""
+    run = fleet(replicas=2, ranks=2, steps=STEPS, script=[SCRIPT, "--leave", "2", "--only", str(place)], max_restarts=0)
+    assert run.finish() == 5, run.logs()
+    (end,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
+    assert says in end.detail
+    assert "do the same on every rank" in end.detail
+
+
 def test_what_fsdp_is_used_with_keeps_the_bits(fleet: Callable[..., Any]) -> None:
     """Half precision, checkpointed activations, tied and frozen weights, BatchNorm, a model from the meta device. And a
     rank dies under its backward, as it offers the first bucket."""
