@@ -74,11 +74,15 @@ class EventHeap:
 
     def at(self, time_s: float, process: SimulatedProcess, call: Callable[..., None], *args: Any) -> None:
         """Deliver `call(*args)` to the process at `time_s`, if it still lives the same life."""
+        self.put(time_s, process, call, args)
+
+    def put(self, time_s: float, process: SimulatedProcess, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """`at`, for who has the arguments as a tuple."""
         self._order += 1
         heapq.heappush(self._heap, (time_s, self._order, process, process.life, call, args))
 
     def after(self, delay_s: float, process: SimulatedProcess, call: Callable[..., None], *args: Any) -> None:
-        self.at(self.now + delay_s, process, call, *args)
+        self.put(self.now + delay_s, process, call, args)
 
     def run(self, until_s: float, max_events: int) -> None:
         heap, pop = self._heap, heapq.heappop

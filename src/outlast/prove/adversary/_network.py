@@ -71,7 +71,7 @@ class Network:
         if at <= before:
             at = before + _TICK
         last[channel] = at
-        kernel.at(at, to, call, *args)
+        kernel.put(at, to, call, args)
 
     def lag(self, channel: tuple[object, ...], delay_s: float) -> None:
         """What is sent on the channel from now on arrives after `delay_s` at the earliest."""
