@@ -55,21 +55,9 @@ class SimulatedReplica(SimulatedSeat):
             return go_on(self, member.ended)
         if member.closed is not None or member.evicted is not None:
             return self.leave_run()
-        if isinstance(todo, Compute | Exchange) and self.saves is not None and self._at_boundary != todo.step:
-            self._at_boundary = todo.step
-            assert self.mesh is not None
-            view = self.mesh.view
-            self.saves.boundary(view, member.committed)
-            self.world.point("took", self)
-            if self.saves.stopping(view, member.committed):
-                return self._begin_stop(self.saves, view)
-        if isinstance(todo, Compute | Exchange) and self.mesh is not None:
-            self.world.oracle.begins(self, self.mesh.view, todo.step)
-        if isinstance(todo, Compute):
-            self.occupy(self.world.scenario.compute_s, self._computed, todo.step, todo.microbatch)
-        elif isinstance(todo, Exchange):
-            self._begin_exchange(todo)
-        elif isinstance(todo, Form):
+        if isinstance(todo, (Compute, Exchange)):
+            return self._begin_of_step(todo)
+        if isinstance(todo, Form):
             self._begin_form(todo.view)
         elif isinstance(todo, HandOver):
             self._begin_hand_over(todo)
@@ -83,6 +71,25 @@ class SimulatedReplica(SimulatedSeat):
             if isinstance(todo, Follow):
                 self.spare.follow()
             return False
+        return True
+
+    def _begin_of_step(self, todo: Compute | Exchange) -> bool:
+        """A microbatch or the exchange; before the first of a step, the save that is due."""
+        member = self.member
+        if self.saves is not None and self._at_boundary != todo.step:
+            self._at_boundary = todo.step
+            assert self.mesh is not None
+            view = self.mesh.view
+            self.saves.boundary(view, member.committed)
+            self.world.point("took", self)
+            if self.saves.stopping(view, member.committed):
+                return self._begin_stop(self.saves, view)
+        if self.mesh is not None:
+            self.world.oracle.begins(self, self.mesh.view, todo.step)
+        if isinstance(todo, Compute):
+            self.occupy(self.world.scenario.compute_s, self._computed, todo.step, todo.microbatch)
+        else:
+            self._begin_exchange(todo)
         return True
 
     def _carry_out(self, course: Course[Any], acts: Acts, then: Callable[[Any], bool]) -> None:
@@ -250,8 +257,10 @@ class SimulatedReplica(SimulatedSeat):
 
     def _exchange_of(self, ex: Exchanging) -> Callable[[Act], bool]:
         """In two levels where the fleet spans hosts, and the runtime would (`runtime/member/_plane_choice.py`)."""
+        if not self.world.scenario.two_levels:
+            return ex.exchange
         places = [self.member.hosts.get(name, "") for name in ex.members]
-        if not self.world.scenario.two_levels or not in_two_levels(places):
+        if not in_two_levels(places):
             return ex.exchange
         return HostExchange(self, ex.todo, places, ex.own_norms, ex.scattered).exchange
 
