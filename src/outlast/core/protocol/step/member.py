@@ -15,7 +15,7 @@ from outlast.core.protocol.disputes import Commitment
 from outlast.core.protocol.step._link_half import LinkHalf
 from outlast.core.protocol.step.roll import plan_of, resolve
 from outlast.core.protocol.step.todo import Compute, Exchange, Follow, Form, HandOver, Leave, Todo, Wait
-from outlast.core.protocol.tree import Node, cover, leaves_of, parent
+from outlast.core.protocol.tree import Node, cover, parent
 from outlast.core.protocol.types import Header, Order, RollEntry, StepPlan, View
 from outlast.errors import ProtocolViolation, ViewAbandoned
 
@@ -58,7 +58,7 @@ class Member(LinkHalf):
 
     def _next_of_step(self, view: View) -> Todo:
         assert self.plan is not None
-        have = set(leaves_of(self.held))
+        have = {leaf for lo, hi in self.held for leaf in range(lo, hi)}
         orphan = self.plan.orphans != self.plan.leaves
         for leaf in self.plan.leaves[self.me]:
             if leaf not in have:
@@ -121,7 +121,7 @@ class Member(LinkHalf):
     def computed(self, leaf: int) -> list[Merge]:
         """The microbatch's gradient is held; returns the additions to carry out, in order."""
         node: Node = (leaf, leaf + 1)
-        if leaf in leaves_of(self.held):
+        if any(lo <= leaf < hi for lo, hi in self.held):
             raise ProtocolViolation(f"microbatch {leaf} of step {self.committed} was computed twice")
         merges: list[Merge] = []
         while (up := parent(node, self.num_microbatches, self.num_rows)) is not None and up[1] in self.held:
