@@ -36,11 +36,13 @@ class SimulatedDonor:
 
     def decided(self, view: View, step: int) -> None:
         """My slices of an outcome, to every joiner that I serve: it applies them while I do."""
+        self.owner.copies.decided(step, feeding=bool(self.feeds))
+        self.feeds = {name: feed for name, feed in self.feeds.items() if not feed.broken}
+        if not self.feeds:
+            return
         lo, hi = algebra.slice_of(view.members.index(self.owner.name), len(view.members))
         spans = [(b * algebra.BLOCKS + lo, b * algebra.BLOCKS + hi) for b in range(algebra.BUCKETS)]
         mine = {(first, last): tuple(self.owner.out[first:last]) for first, last in spans}
-        self.owner.copies.decided(step, feeding=bool(self.feeds))
-        self.feeds = {name: feed for name, feed in self.feeds.items() if not feed.broken}
         for feed in self.feeds.values():
             feed.put("outcome", SentOutcome(step, mine, self.owner.norm, last=self.owner.member.switching))
 

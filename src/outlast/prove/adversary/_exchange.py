@@ -57,10 +57,10 @@ class Exchanging:
         else:
             self.auditor.strike(nodes)
         mine: Parts = [owner.sums.get(node) or algebra.EMPTY for node in nodes]
-        made: Parts = [self.auditor.made.get(node, total) for node, total in zip(nodes, mine, strict=True)]
         for bucket in range(algebra.BUCKETS):
             base, end = bucket * algebra.BLOCKS, (bucket + 1) * algebra.BLOCKS
             if self.checked:
+                made: Parts = [self.auditor.made.get(node, total) for node, total in zip(nodes, mine, strict=True)]
                 self._own.append((_cut(mine, base, end), _cut(made, base, end)))
             for index, name in enumerate(self.members):
                 if name != owner.name:

@@ -124,14 +124,17 @@ class CoordinatorProcess(SimulatedProcess):
         if world.trace is not None and not isinstance(action, m.Persist | m.JournalEntry):
             world.note(f"{self.name} {str(action)[:300]}")
         if isinstance(action, m.Tell):
+            message = action.message
+            demotes = isinstance(message, m.Rejoin)
+            lets_go = isinstance(message, m.Close) and message.reason == m.DEPARTED
             for name in action.to:
-                if isinstance(action.message, m.Rejoin):
+                if demotes:
                     world.oracle.demoted(name)
-                elif isinstance(action.message, m.Close) and action.message.reason == m.DEPARTED:
+                elif lets_go:
                     world.oracle.let_go(name)
                 link = self.links.get(name)
                 if link is not None and not link.broken:
-                    world.network.down(link, link.client.told, action.message)  # type: ignore[attr-defined]
+                    world.network.down(link, link.client.told, message)  # type: ignore[attr-defined]
             world.point("tell", self)
         elif isinstance(action, m.Persist):
             self._persist(action.record)
@@ -283,14 +286,13 @@ class SimulatedAgent(Dialler, Supervisor):
 
     def _look(self) -> None:
         """Whoever is silent for longer than it may be is reported unasked."""
-        allowed_s = self.world.scenario.allowed_s()
         self.kernel.after(self.world.scenario.stall_s, self, self._look)
         for name, state in self.known.items():
             replica = self.world.replicas.get(name) if state == "alive" else None
             if (
                 replica is not None
                 and replica.busy | replica.paused
-                and self.kernel.now - replica.progress_at > allowed_s
+                and self.kernel.now - replica.progress_at > self.world.scenario.allowed_s()
             ):
                 self._examine(name)
 

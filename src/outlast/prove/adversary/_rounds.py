@@ -75,8 +75,9 @@ class SimulatedRounds:
     def _heard(self, ask: AskAll) -> dict[str, dict[str, Any]] | None:
         """Everybody's words, in the view's order; None while some are awaited. Raises ViewAbandoned."""
         mesh = self.owner.in_view()
-        if not all(mesh.whole(key) for key in self._keys):
-            return None
+        for key in self._keys:
+            if not mesh.whole(key):
+                return None
         said: dict[str, dict[str, Any]] = {}
         for (name, mine), key in zip(ask.words.items(), self._keys, strict=True):
             theirs = mesh.take(key) | {self.owner.name: mine}

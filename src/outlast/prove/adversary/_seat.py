@@ -132,12 +132,14 @@ class SimulatedSeat(Dialler, Owner):
 
     def _watch(self) -> None:
         """Say who is waited for, as long as the training thread waits for peers; and look after a joiner's streams."""
-        allowed_s = self.world.scenario.allowed_s()
         self.kernel.after(self.world.scenario.stall_s, self, self._watch)
         if self.member.view is None:
             self.spare.give_up_if_orphaned()
         mesh, waited_s = self.mesh, self.kernel.now - self.progress_at
-        if self.busy or self._doing is None or waited_s < allowed_s or mesh is None:
+        if self.busy or self._doing is None or mesh is None:
+            return
+        allowed_s = self.world.scenario.allowed_s()
+        if waited_s < allowed_s:
             return
         self.run()
         missing = tuple(self._missing())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any, TypeVar
 
 from outlast.core.policy import Ruling
@@ -153,7 +154,7 @@ class Variant:
 
     def norm(self, parts: Sequence[Sequence[tuple[int, int]]]) -> int:
         """The norm, from every member's blocks."""
-        blocks = sorted(pair for part in parts for pair in part)
+        blocks = sorted(chain.from_iterable(parts))
         return algebra.norm_of(tuple(value for _, value in blocks))
 
 
