@@ -156,7 +156,8 @@ def draw(
             chosen += [(*row, owner) for row in sorted((_mix(key, leaf), leaf) for leaf in mine)[:count]]
     for _, leaf, owner in sorted(chosen):
         far = [m for m in members if hosts.get(m, "") != hosts.get(owner, "")] or [m for m in members if m != owner]
-        second = min(far, key=lambda name: (len(owed[name]), _mix(key, leaf, name)))
+        least = min(len(owed[name]) for name in far)
+        second = min((name for name in far if len(owed[name]) == least), key=lambda name: _mix(key, leaf, name))
         owed[second].append(leaf)
     return {name: tuple(sorted(mine)) for name, mine in owed.items()}
 
