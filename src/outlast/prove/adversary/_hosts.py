@@ -50,16 +50,16 @@ class CoordinatorProcess(SimulatedProcess):
             return
         if self.silence is not None:
             self.silence.heard(link.client.name)
-        if isinstance(event, m.Hello | m.AgentHello):
+        if isinstance(event, float):
+            self.beat(link, event)
+            return
+        if isinstance(event, (m.Hello, m.AgentHello)):
             name = event.member if isinstance(event, m.Hello) else event.agent
             if not link.broken:
                 self.links[name] = link
         elif isinstance(event, SaveWord):
             if self.keeper is not None:
                 self.keeper.received(link.client.name, event)
-            return
-        elif isinstance(event, float):
-            self.beat(link, event)
             return
         self.handle(event)
         if isinstance(event, m.Hello) and self.keeper is not None:

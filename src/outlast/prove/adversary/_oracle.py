@@ -111,7 +111,7 @@ class Oracle:
 
     def told(self, replica: Fellow, message: object) -> None:
         """A member reacted to the coordinator: its epoch never falls."""
-        if isinstance(message, m.Install | m.Rejoin):
+        if isinstance(message, (m.Install, m.Rejoin)):
             self._given_up.discard(replica.name)
         epoch = replica.member.epoch
         if epoch < self._epochs.get(replica.name, 0):
