@@ -127,9 +127,8 @@ class Exchanging:
             self._unlike |= {name for name in members if _cut(told[name][0], lo, hi) != _cut(told[name][1], lo, hi)}
             reduced = self._again(bucket, self.index)
         else:
-            own = _cut(self._mine or (), base + lo, base + hi)
-            parts = [part for name in members for part in (own if name == owner.name else got[name])]
-            reduced = self._value(parts)
+            got[owner.name] = _cut(self._mine or (), base + lo, base + hi)
+            reduced = self._value([part for name in members for part in got[name]])
         owner.out[base + lo : base + hi] = reduced
         self.own_norms.extend(zip(range(base + lo, base + hi), reduced, strict=True))
         mesh.broadcast((_GATHER, self.step, bucket), reduced)

@@ -158,7 +158,7 @@ class Member(LinkHalf):
             raise ViewAbandoned("the lease ran out before the step was decided")
         if [h.member for h in headers] != list(view.members):
             raise ProtocolViolation(f"headers of view {view.id} from {[h.member for h in headers]}")
-        if any((h.step, h.view) != (self.committed, view.id) for h in headers):
+        if any(h.step != self.committed or h.view != view.id for h in headers):
             raise ProtocolViolation(f"headers of different steps or views: {[(h.step, str(h.view)) for h in headers]}")
         self._agreed = min(h.heard for h in headers)
         # Kept here: the commit carries the orders out, and another view may be told before the step is handed on.
