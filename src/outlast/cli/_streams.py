@@ -54,7 +54,7 @@ def is_gone(error: OSError) -> bool:
 def lost_output(error: OSError) -> EnvironmentFault:
     """What is said of an error of the operating system that a command ended with, a full disk under its output say."""
     what = error.strerror or str(error)
-    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
+    if isinstance(error, FileExistsError) and error.filename:
         return EnvironmentFault(f"{error.filename} is no directory", remedy="give a directory, or a place in one")
     if error.filename:
         return EnvironmentFault(
