@@ -155,12 +155,16 @@ def test_a_file_of_settings_is_outranked(tmp_path: Path, launched: list[Any]) ->
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    args: list[str], reason: str, tmp_path: Path, launched: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+    args: list[str], reason: str, tmp_path: Path, launched: list[Any],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     train = script(tmp_path)
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
     assert main(["run", *[train if arg == "SCRIPT" else arg for arg in args]]) == 2
     assert reason in capsys.readouterr().err
     assert not launched
+    assert not any(here.iterdir()), "nothing is left of what was refused"
 
 
 TOO_LONG = "x" * 300  # a name that nobody can ask for, root neither

@@ -189,10 +189,6 @@ def _check_places(config: Any) -> None:
     keep, begin = config.checkpoint_dir, config.resume
     if keep and "://" not in keep and _kind_of(keep, "checkpoint_dir") == "file":
         raise ConfigError(f"checkpoint_dir {keep} is no directory", remedy="give a directory, or a URL")
-    if keep:
-        from outlast.checkpoint.room import tried
-
-        tried(keep, 0, _TRY_S)
     if begin not in ("auto", "never") and "://" not in begin:
         place, at, number = begin.rpartition("@")
         if not at or not number.isdigit() or _kind_of(begin, "resume") == "directory":
@@ -200,6 +196,10 @@ def _check_places(config: Any) -> None:
         if (kind := _kind_of(place, "resume")) != "directory":
             what = f"{place} is no directory" if kind else f"there is no directory {begin}"
             raise ConfigError(f"resume: {what}", remedy="auto, never, DIR, DIR@N, or a URL")
+    if keep:  # it is made here, so only where nothing else is wrong with what was asked
+        from outlast.checkpoint.room import tried
+
+        tried(keep, 0, _TRY_S)
     _check_beginning(config)
 
 
