@@ -216,12 +216,13 @@ def test_nobody_s_stream_is_waited_for() -> None:
 def test_of_which_steps_a_member_keeps_what_the_loops_made_of_their_state() -> None:
     copies = LoopCopies()
     copies.flushed()
-    assert copies.decided(3, feeding=False), "who was still catching up as the view began may lack its first step"
+    assert copies.decided(3, feeding=False, last=False), "who was still catching up may lack its first step"
     assert copies.step == 3
-    assert not copies.decided(4, feeding=False), "and two would be too many"
+    assert not copies.decided(4, feeding=False, last=False), "and two would be too many"
     assert copies.step is None
-    assert copies.decided(5, feeding=True)
+    assert copies.decided(5, feeding=True, last=False)
     copies.flushed()
     copies.flushed()  # a view in which nothing was committed
-    assert copies.decided(6, feeding=False)
-    assert not copies.decided(7, feeding=False)
+    assert copies.decided(6, feeding=False, last=False)
+    assert not copies.decided(7, feeding=False, last=False)
+    assert copies.decided(8, feeding=False, last=True), "whom the next view lets in may have read all but this one"

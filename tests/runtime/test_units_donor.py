@@ -35,14 +35,14 @@ def test_steps_are_kept_after_a_stream_was_found_broken_until_the_view_is_over()
     made = SimpleNamespace(loop=loop, layout=layout, portion=lambda meta, slices, whole: (SimpleNamespace(), []))
     donor: Any = LaneDonor(SimpleNamespace(), made, lambda phase: None)  # type: ignore[arg-type]
     donor.streams = {"r3.1": stream}
-    order: Any = SimpleNamespace(index=0, count=2, last=False)
     stream.broken = True
-    for step in (7, 8, 9, 10):
+    for step in (7, 8, 9, 10, 11):
+        order: Any = SimpleNamespace(index=0, count=2, last=step == 11)
         if step == 9:
             donor._copies.flushed()
-        donor.keep(SimpleNamespace(step=step))
+        donor.keep(order, SimpleNamespace(step=step))
         donor.feed(order, SimpleNamespace(step=step))
-    assert loop.steps == [7, 8, 9, None], "9 is a view's first"
+    assert loop.steps == [7, 8, 9, None, 11], "9 is a view's first, and 11 its last"
     assert donor.streams == {}
 
 

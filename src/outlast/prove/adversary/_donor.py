@@ -36,7 +36,7 @@ class SimulatedDonor:
 
     def decided(self, view: View, step: int) -> None:
         """My slices of an outcome, to every joiner that I serve: it applies them while I do."""
-        self.owner.copies.decided(step, feeding=bool(self.feeds))
+        self.owner.copies.decided(step, feeding=bool(self.feeds), last=self.owner.member.switching)
         self.feeds = {name: feed for name, feed in self.feeds.items() if not feed.broken}
         if not self.feeds:
             return

@@ -58,10 +58,10 @@ class LaneDonor:
         share = Share(committed, lo, hi, total, plain if order.index == 0 else b"", meta, given)
         self._stream(order.joiner, order.address, order.serve).put(share, None, frozen)
 
-    def keep(self, meta: Meta) -> None:
+    def keep(self, order: FeedJoiners, meta: Meta) -> None:
         """A step is decided. Before it is applied, whenever its outcome is fed: keep what the loops had made of their
         state by then, if somebody is fed it, or may be handed it."""
-        wanted = self._copies.decided(meta.step, feeding=bool(self.streams))
+        wanted = self._copies.decided(meta.step, feeding=bool(self.streams), last=order.last)
         self.engine.loop.keep(meta.step if wanted else None)
 
     def feed(self, order: FeedJoiners, meta: Meta) -> None:

@@ -242,7 +242,7 @@ class FollowedLane:
         self.engine.clip(meta)
         early = self.engine.robust is None  # as the lead does
         if word.feed is not None:
-            self.donor.keep(meta)
+            self.donor.keep(word.feed, meta)
         if word.feed is not None and early:
             self.donor.feed(word.feed, meta)
         self.engine.apply(meta, self.enter)

@@ -284,7 +284,7 @@ class StepCourse:
         meta = engine.conclude(headers, buffers, ruling)
         early = engine.robust is None  # a joiner then applies the outcome while I do: the next view waits for it
         feed = replica.donor.feeding(todo.view)
-        replica.donor.keep(meta)
+        replica.donor.keep(feed, meta)
         if early:
             replica.donor.feed(feed, meta)
         replica.siblings.apply(meta, feed)  # the replica's commit point: every lane is complete (37)

@@ -6,7 +6,8 @@ it: the loops have gone on. That is who was fed when the view ended in which the
 catching up as a view began: nobody feeds that one from there on, and it comes into the next view a step behind. Two
 steps behind it would be stale. So of a view's first step every member keeps a copy, and of later ones whoever has fed
 anybody in this view, though the stream may have ended since: who has lost it may be let in with one step missing, and
-goes on with the other donors' streams where nothing of an outcome is in this one.
+goes on with the other donors' streams where nothing of an outcome is in this one. And of a step with which the view
+ends as planned: whom the next one lets in is fed no more, and may have read, from a save, all but that step.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class LoopCopies:
         """A view begins, and who is not in it is fed no more."""
         self._first, self._fed = True, False
 
-    def decided(self, step: int, *, feeding: bool) -> bool:
+    def decided(self, step: int, *, feeding: bool, last: bool) -> bool:
         """Whether a copy is to be made now, before the step is applied. `feeding`: somebody is fed its outcome,
-        or would be, had the stream not broken since the step before."""
+        or would be, had the stream not broken since the step before. `last`: the view ends with it as planned."""
         self._fed |= feeding
         first, self._first = self._first, False
-        self.step = step if first or self._fed else None
+        self.step = step if first or self._fed or last else None
         return self.step is not None
