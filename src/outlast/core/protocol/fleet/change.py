@@ -66,6 +66,8 @@ def try_install(c: FleetState, now_s: float) -> None:
         return
     if change.doubts and _open_doubts(c, change):
         return
+    if not change.lease_out and _planned_goes_on(c, change):
+        return
     alive = c.roster.alive(change.old)
     of_view = set(change.view).intersection(alive).difference(change.stale)  # not who was found to have no state
     if of_view:  # who had left before it counts where nobody of it lives
@@ -82,6 +84,13 @@ def try_install(c: FleetState, now_s: float) -> None:
         for name in sorted(change.waiting):
             c.condemn(name, "silent for longer than the lease")
         try_install(c, now_s)
+
+
+def _planned_goes_on(c: FleetState, change: Change) -> bool:
+    """Whether the planned view may have formed, and all of it is on hosts of which nothing is heard: who was to leave
+    has left only the view before it, which proves nothing of this one (2, 30)."""
+    planned = c.planned.members if c.planned is not None else ()
+    return bool(planned) and all(name in change.waiting and _unheard(c, name) for name in planned)
 
 
 def _others_go_on(c: FleetState, change: Change) -> bool:
