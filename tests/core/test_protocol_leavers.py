@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outlast.core.protocol import Coordinator, Settings, View, ViewId
+from outlast.core.protocol import host_messages as hm
 from outlast.core.protocol import messages as m
 from outlast.core.protocol import operator_messages as om
 
@@ -51,6 +52,24 @@ def members(c: Coordinator) -> tuple[str, ...]:
 
 def died(c: Coordinator, name: str) -> list[m.Action]:
     return c.handle(2.0, m.Exited(member=name, cause="signal"))
+
+
+def succeeded(settings: Settings) -> Coordinator:
+    """Two replicas, each on a host of its own. r1.1 was to leave, and has gone on to the switch, as r0.1 has; the next
+    view is of r0.1 and r2.1, both on a0, and nothing was heard of it yet."""
+    c = Coordinator(settings, 1)
+    for agent in ("a0", "a1"):
+        c.handle(0.0, m.AgentHello(agent=agent, pid=1))
+    for name, agent in (("r0.1", "a0"), ("r1.1", "a1")):
+        c.handle(0.0, m.Hello(member=name, agent=agent, epoch=0))
+    form(c)
+    c.handle(0.6, m.Hello(member="r2.1", agent="a0", epoch=0))
+    c.handle(0.7, m.Ready(member="r2.1", serve=c.roster.peers["r2.1"].serve, step=5))
+    c.handle(0.8, m.Leaving(member="r1.1"))
+    assert c.planned is not None
+    assert c.planned.members == ("r0.1", "r2.1")
+    assert {c.roster.peers[name].agent for name in c.planned.members} == {"a0"}
+    return c
 
 
 def record_of(c: Coordinator) -> m.FleetRecord:
@@ -168,3 +187,43 @@ def test_who_is_silent_for_longer_than_the_lease_is_not_waited_for_where_one_tha
     assert c.change is not None, "r0.1 lives, and may train on"
     c.handle(700.0, m.Timer(name=f"lease:{upto}"))
     assert members(c) == ("r1.1",)
+
+
+def told_to_kill(actions: list[m.Action]) -> list[str]:
+    return [a.message.member for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Kill)]
+
+
+PLANNED = Settings(num_replicas=2, num_spares=1, num_agents=2, lease_s=10.0)
+
+
+def test_a_leaver_proves_nothing_of_the_view_after_it_whose_hosts_fell_silent() -> None:
+    """Before, it went on at once, and both views committed the same steps."""
+    c = succeeded(PLANNED)
+    c.handle(2.0, hm.HostSilent(agent="a0", for_s=0.7, why="silent for 0.7 s"))
+    upto = c.latest()
+    c.handle(2.1, m.Left(member="r1.1", view=upto))
+    actions = c.handle(3.0, m.Timer(name=f"ack:{upto}"))
+    assert c.latest() == upto, "r0.1 and r2.1 may train until their lease is over"
+    assert told_to_kill(actions) == [], "nobody there hears it"
+    c.handle(14.0, m.Timer(name=f"lease:{upto}"))
+    assert members(c) == ("r1.1",)
+
+
+def test_where_their_host_is_heard_of_one_of_them_has_to_end_first() -> None:
+    """Stopped, say: before, they were told to be killed, and the leaver went on before they were."""
+    c = succeeded(PLANNED)
+    upto = c.latest()
+    c.handle(2.0, m.Left(member="r1.1", view=upto, cause="its connection ended"))
+    assert told_to_kill(c.handle(3.0, m.Timer(name=f"ack:{upto}"))) == ["r0.1", "r2.1"]
+    assert told_to_kill(c.handle(3.1, m.Left(member="r1.1", view=upto))) == [], "once"
+    assert c.latest() == upto
+    c.handle(3.2, m.Exited(member="r2.1", cause="evicted"))
+    assert members(c) == ("r1.1",)
+
+
+def test_nobody_is_killed_where_nobody_else_could_go_on() -> None:
+    c = succeeded(PLANNED)
+    c.handle(2.0, m.Exited(member="r1.1", cause="signal"))
+    assert c.change is not None
+    assert told_to_kill(c.handle(3.0, m.Timer(name=f"ack:{c.change.upto}"))) == []
+    assert not c.over

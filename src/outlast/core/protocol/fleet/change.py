@@ -66,8 +66,6 @@ def try_install(c: FleetState, now_s: float) -> None:
         return
     if change.doubts and _open_doubts(c, change):
         return
-    if not change.lease_out and _planned_goes_on(c, change):
-        return
     alive = c.roster.alive(change.old)
     of_view = set(change.view).intersection(alive).difference(change.stale)  # not who was found to have no state
     if of_view:  # who had left before it counts where nobody of it lives
@@ -87,10 +85,24 @@ def try_install(c: FleetState, now_s: float) -> None:
 
 
 def _planned_goes_on(c: FleetState, change: Change) -> bool:
-    """Whether the planned view may have formed, and all of it is on hosts of which nothing is heard: who was to leave
-    has left only the view before it, which proves nothing of this one (2, 30)."""
+    """Whether the planned view may have formed, and nobody has left it or is gone: who was to leave has left only the
+    view before it, which proves nothing of this one (2)."""
     planned = c.planned.members if c.planned is not None else ()
-    return bool(planned) and all(name in change.waiting and _unheard(c, name) for name in planned)
+    return bool(planned) and change.waiting.issuperset(planned)
+
+
+def _end_planned(c: FleetState, change: Change) -> None:
+    """None of its members answers. The exit of one proves it dead; of those whose hosts are not heard of, only the end
+    of their lease does."""
+    assert c.planned is not None
+    for name in c.planned.members:
+        if name not in c.killed and not _unheard(c, name):
+            c.journal("suspected", replica=name, evidence=_unleft(change), decision="evict")
+            c.kill(name, _unleft(change))
+
+
+def _unleft(change: Change) -> str:
+    return f"did not acknowledge leaving view {change.upto}"
 
 
 def _others_go_on(c: FleetState, change: Change) -> bool:
@@ -106,9 +118,12 @@ def _some_will_answer(c: FleetState, change: Change) -> bool:
 
 
 def _carry_on(c: FleetState, change: Change, carriers: Sequence[str]) -> None:
+    if not change.lease_out and _planned_goes_on(c, change):
+        _end_planned(c, change)
+        return
     for name in sorted(change.waiting):
         silence = c.silent.get(c.roster.peers[name].agent)
-        c.condemn(name, silence.why if silence else f"did not acknowledge leaving view {change.upto}")
+        c.condemn(name, silence.why if silence else _unleft(change))
     for name in sorted(change.stale.difference(carriers)):
         demote(c, name)
     install(c, successor(c, change, carriers), change.cause)
