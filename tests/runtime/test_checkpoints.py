@@ -261,6 +261,7 @@ def test_asked_to_stop_it_saves_first(fleet: Callable[..., Any], tmp_path: Path,
     assert steps_in(place) == [saved.step]
     (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
     assert ended.steps == saved.step, "what was committed is what was saved"
+    assert _told(run)[-1].committed == saved.step, "and how long the last step took is told too"
     again = fleet(replicas=1, steps=10, checkpoint_dir=str(place))
     again.assert_unchanged(survivors={"r0.1"}, recoveries=0)
     assert min(map(int, again.results()["r0.1"]["losses"])) == saved.step
@@ -282,17 +283,18 @@ def test_a_replica_that_is_asked_to_leave_is_in_the_save(fleet: Callable[..., An
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("gate", [3, 4])
 def test_everybody_is_asked_to_leave_and_what_was_committed_is_what_was_saved(
-    fleet: Callable[..., Any], tmp_path: Path
+    fleet: Callable[..., Any], tmp_path: Path, gate: int
 ) -> None:
     """The last who have the state are the run's stop, also with a save under way that nobody has asked for."""
     place = tmp_path / "c"
-    run = fleet(replicas=2, steps=60, gates=(4,), checkpoint_dir=str(place), checkpoint_every=3, max_restarts=0)
-    run.until("steps were made", lambda: run.driven.step == 3)
+    run = fleet(replicas=2, steps=60, gates=(gate,), checkpoint_dir=str(place), checkpoint_every=3, max_restarts=0)
+    both_wait_before(run, gate)
     for name in ("r0.1", "r1.1"):
         run.strike(run.pid(name), signal.SIGTERM)
     asked = lambda: [e.reason for e in run.driven.events if isinstance(e, ev.CheckpointInterval)]  # noqa: E731
-    run.gate(4, "both had said so", lambda: sum("asked to leave" in reason for reason in asked()) == 2)
+    run.gate(gate, "both had said so", lambda: sum("asked to leave" in reason for reason in asked()) == 2)
     assert run.finish() == 143
     (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
     assert (ended.outcome, ended.steps) == ("stopped", run.saved()[-1].step)

@@ -53,7 +53,9 @@ class Shown:
             if not self.reading.opened:
                 said = {"waiting": str(self.reading.run_dir), "trouble": self.reading.trouble}
                 return self._publish("absent", said, said)
-            if not (fresh or reading_on or _due(now_s, self._next_head_s, _HEAD_EVERY_S)):
+            # Of progress alone readers are told once a second: what is sent to a hundred of them is most of the work.
+            told = fresh and self._changed("marks", len(self.reading.fold.rows))
+            if not (told or reading_on or _due(now_s, self._next_head_s, _HEAD_EVERY_S)):
                 return False
             self._next_head_s = now_s + _HEAD_EVERY_S
             return self._publish_all(now_s)

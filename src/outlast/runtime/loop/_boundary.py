@@ -31,6 +31,7 @@ def boundary(replica: Replica) -> None:
         replica.enter(Phase.IDLE)
         saves.settle_last(view.id, over)
 
+    replica.link.beat()  # who is asked to stop says no more: how long the last step took would be told by nobody
     try:
         replica.enter(Phase.FINAL)
         carry_out(replica, settle(seat_of(replica)), {"settle the end": settled})

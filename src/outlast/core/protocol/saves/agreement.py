@@ -22,7 +22,7 @@ CANNOT = -1
 """A vote: no save after this step."""
 
 _REMEMBERED = 8  # saves that came to nothing in a row; a member has two under way at most
-_LOCALLY = 1  # a vote: this member wants one by itself; the coordinator's requests have higher numbers
+_LOCALLY = 2  # a vote: this member wants one by itself; requests have higher numbers, and the run stops with no even one
 
 
 class SaveVotes:
@@ -67,7 +67,7 @@ class SaveVotes:
             return None
         number = due[2]
         reason = self._reasons.get(number, "") if number > _LOCALLY else self.wanted
-        if number > _LOCALLY and number % 2:
+        if number % 2:
             self._stop_at = due[:2]
         self.wanted, self.acted = "", max(self.acted, number)
         self._reasons = {n: text for n, text in self._reasons.items() if n > self.acted}
