@@ -79,10 +79,12 @@ def test_what_stopped_every_start_is_in_the_headline(story: Any, words: str, las
     assert f"17 replicas ended (exception), the last words being: {last}" in headline
 
 
-def test_time_that_stood_still_is_in_the_headline(story: Any) -> None:
+@pytest.mark.parametrize("told_as", ["stalled", "recovery"])
+def test_time_that_stood_still_is_in_the_headline(story: Any, told_as: str) -> None:
+    """Also where a view was made meanwhile, of those who were stopped and one who left: nobody recovered from it."""
     held = ev.ProgressMade(
         at_s=1_010.0, view=[1, 1], stable=21, losses=[], step_s=0.1, first=20, committed=21, committed_at_s=1_010.0,
-        seconds={"productive": 0.1, "stalled": 5.9},
+        seconds={"productive": 0.1, told_as: 5.9},
     )  # fmt: skip
     stall = ev.Stall(at_s=1_010.0, step=20, seconds=5.9, usual_s=0.1, replica="r1.0", phase="body")
     told = why([*story.started, *story.training, held, stall, *story.finished[1:]])

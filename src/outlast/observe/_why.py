@@ -266,9 +266,10 @@ def _alarms(events: Sequence[ev.AnyEvent]) -> str:
 def _so_far(survived: int, cost: Accounting) -> str:
     """What befell training: faults, and time in which it stood still without one."""
     said = f"it outlasted {survived} fault{'s' if survived > 1 else ''}" if survived else "nothing failed"
-    if cost.stalled_s < max(_WORTH_TELLING_S, _WORTH_TELLING * cost.wall_s):
+    held_s = cost.stalled_s if survived else cost.stalled_s + cost.recovery_s  # a view was made, and nobody failed
+    if held_s < max(_WORTH_TELLING_S, _WORTH_TELLING * cost.wall_s):
         return said
-    return f"{said}{' and' if survived else ', but'} steps were held up for {format_s(cost.stalled_s)}"
+    return f"{said}{' and' if survived else ', but'} steps were held up for {format_s(held_s)}"
 
 
 def _headline(state: Status, faults: str, gone: int, unmended: Sequence[ev.ReplicaExited]) -> str:

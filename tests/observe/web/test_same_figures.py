@@ -255,10 +255,10 @@ def test_losses_that_are_not_finite_leave_no_old_one_behind(
     with Journal.create(tmp_path / "brave") as writer:
         writer.append_many(events)
         for step in range(21, 46):
-            at_s = story.start_s + 4.0 + (step - 20) / 10
+            at_s = story.start_s + 4.0 + 1.1 * (step - 20)  # readers are told of progress once a second
             events.append(ev.ProgressMade(
-                at_s=at_s, view=[1, 1], stable=step, losses=[], step_s=0.1, first=step - 1, committed=step,
-                committed_at_s=at_s, seconds={"productive": 0.1},
+                at_s=at_s, view=[1, 1], stable=step, losses=[], step_s=1.1, first=step - 1, committed=step,
+                committed_at_s=at_s, seconds={"productive": 1.1},
             ))  # fmt: skip
             writer.append(events[-1])
             assert writer.flush()
