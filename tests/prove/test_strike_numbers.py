@@ -89,6 +89,14 @@ def test_a_downtime_of_nothing_is_a_lie_where_commits_stopped() -> None:
     assert found(seen(recovered(downtime_s=0.0, microbatches_recomputed=0), commits=calm)) == set()
 
 
+def test_a_pause_of_the_striker_s_own_is_not_the_fault_s() -> None:
+    calm, struck = recovered(downtime_s=0.0, microbatches_recomputed=0), msgspec.structs.replace(hit(), at_s=STRUCK_S)
+    held = msgspec.structs.replace(hit("r1.1"), at_s=STRUCK_S + 0.05, kind="SIGSTOP, SIGCONT")
+    for until_s, right in ((0.3, True), (0.07, False)):
+        done = [struck, msgspec.structs.replace(held, continued_s=held.at_s + until_s)]
+        assert (found(seen(calm, commits=commits(still_s=0.4), done=done)) == set()) == right
+
+
 def test_a_step_as_long_as_all_others_is_no_standstill_however_many_commit_it() -> None:
     both = [Commit(1006.0 + 0.3 * step, step, "0x1p0", who) for step in range(32) for who in ("r0.1", "r1.1")]
     after_s = both[-1].at_s

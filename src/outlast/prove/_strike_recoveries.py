@@ -84,11 +84,12 @@ def _untold(
     record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]
 ) -> Iterator[tuple[str, str]]:
     """Time in which the stopwatch saw no commit at all is told, as a downtime or as a stall; a fault of which it is
-    told that training went on stopped nothing."""
+    told that training went on stopped nothing, but for what the striker held up itself just then."""
     told = [(e.at_s - record.unix_s, e.downtime_s) for e in events if isinstance(e, ev.Recovery) and e.downtime_s]
     told += [(e.at_s - record.unix_s, e.seconds) for e in events if isinstance(e, ev.Stall)]
     calm = {e.replica: e.at_s - record.unix_s for e in events if isinstance(e, ev.Recovery) and not e.downtime_s}
     hit, gaps = struck_at(record, events), list(_gaps(record, commits, events))
+    held = [(each.at_s, each.continued_s) for each in record.done if each.role == "replica" and each.continued_s]
     usual_s = statistics.median([end_s - begin_s for begin_s, end_s in gaps] or [0.0])  # of a step, whoever is first
     for begin_s, end_s in gaps:
         long_s = end_s - begin_s
@@ -99,7 +100,8 @@ def _untold(
             name for name, at_s in calm.items()
             if any(begin_s - _LOOKED_S <= s <= min(end_s, at_s) for s in hit.get(name, ()))
         ]  # fmt: skip
-        if names and long_s > max(_STILL_S, _STILL * usual_s + LATE_S):
+        held_s = sum(max(0.0, min(until_s, end_s) - max(since_s, begin_s)) for since_s, until_s in held)
+        if names and long_s - held_s > max(_STILL_S, _STILL * usual_s + LATE_S):
             yield "why: downtime", f"0 s after {', '.join(names)}, where nothing was committed for {long_s:.3f} s"
         elif long_s > max(_LONG_S, _LONG * usual_s):
             yield "why: downtime", f"no word of {long_s:.3f} s without a commit, until {end_s:.1f} s"

@@ -65,7 +65,8 @@ def url(run: Long) -> Iterator[str]:
 def test_a_long_run_of_many_members_is_shown_and_browsed(browser: Browser, url: str, run: Long) -> None:
     faults = num_faults(run)
     browser.command("Page.navigate", {"url": "about:blank"})
-    browser.log("browser")  # of the page before this one, whose server is gone
+    for kind in ("browser", "performance"):
+        browser.log(kind)  # of the page before this one, whose server is gone
     browser.open(url, 1400, "light", PATIENCE_S)  # long before its history is read
     figures = shown(browser)
     assert figures["step"] == f"{run.steps:,} of {run.steps:,}"
