@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outlast.core.protocol import ViewId
+from outlast.core.protocol.saves.agreement import SaveVotes
 from outlast.core.protocol.saves.commit import (
     Abandon,
     Announce,
@@ -260,3 +262,22 @@ def test_no_schedule_publishes_twice_torn_unstable_or_out_of_order(
 def test_state_survives_a_json_round_trip() -> None:
     state, _ = feed(fresh(), SaveWanted(step=5), *durable(SAVE, 0))
     assert msgspec.json.decode(msgspec.json.encode(state), type=CommitState) == state
+
+
+def test_a_save_that_steps_follow_answers_no_stop() -> None:
+    """Neither one that a member wanted by itself, nor one after that with which the run should have stopped was lost."""
+    votes, view = SaveVotes(), ViewId(epoch=1, n=1)
+
+    def answered(step: int) -> int:
+        votes.decided(view, step, [votes.vote(True), 0])
+        assert votes.due(view, step) is not None
+        votes.taken = (view, step)
+        return votes.answers(view, step)
+
+    votes.wanted = "every 25 steps"
+    assert (answered(1) % 2, votes.stops(view, 1)) == (0, False)
+    votes.request(7, "the run was asked to stop")
+    assert (answered(2), votes.stops(view, 2)) == (7, True)
+    votes.lost(view, 2)
+    votes.wanted = "every 25 steps"
+    assert (answered(3), votes.stops(view, 3)) == (6, False)

@@ -257,7 +257,8 @@ async def published(office: Office, engine: CheckpointEngine, step: int, asked: 
 
 @pytest.mark.parametrize("message", [m.Stop(epoch=1, reason="", exit_code=143), m.Leaving(member="r0.1")])
 def test_a_stop_waits_for_its_own_save_not_for_one_that_was_under_way(tmp_path: Path, message: Any) -> None:
-    """And the sole holder of the state that is asked to leave is the stop of the run: an odd number tells so."""
+    """And the sole holder of the state that is asked to leave is the stop of the run: an odd number tells so. Steps follow
+    every other save, whatever was asked for before it."""
 
     async def scene() -> None:
         office, went = Office(tmp_path), list[str]()
@@ -265,9 +266,14 @@ def test_a_stop_waits_for_its_own_save_not_for_one_that_was_under_way(tmp_path: 
         engine = CheckpointEngine(str(office.place), run="mine")
         assert office.keeper.before(message, lambda message: went.append("on"))
         assert office.number() % 2 == 1
-        await published(office, engine, 4, asked=0)
-        assert went == []
-        await published(office, engine, 5, asked=office.number())
+        office.keeper.wanted("due")
+        for step, asked in ((4, 0), (5, 2), (6, office.number() - 1)):
+            await published(office, engine, step, asked=asked)
+            assert went == []
+            told = len(office.asked())
+            office.keeper.greet("r1.1")
+            assert len(office.asked()) == told + 1, "who comes is asked as well"
+        await published(office, engine, 7, asked=office.number())
         assert went == ["on"]
         engine.close()
         await office.close()

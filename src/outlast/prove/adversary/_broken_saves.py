@@ -113,6 +113,14 @@ class StopUnawaited(Variant):
         return False
 
 
+class AnySaveStops(Variant):
+    """A save answers every request before it: the run that was to stop with one that failed stops with one that steps
+    follow."""
+
+    def meets(self, votes: SaveVotes, view: ViewId, step: int) -> int:
+        return votes.acted
+
+
 SAVES_BROKEN: dict[str, tuple[type[Variant], int]] = {
     "own-vote-counts": (OwnVoteCounts, 2000),
     "due-in-any-view": (DueInAnyView, 2000),
@@ -123,4 +131,5 @@ SAVES_BROKEN: dict[str, tuple[type[Variant], int]] = {
     "spare-as-it-is": (SpareAsItIs, 3000),
     "stop-of-its-own": (StopOfItsOwn, 3000),
     "stop-unawaited": (StopUnawaited, 3000),
+    "any-save-stops": (AnySaveStops, 3000),
 }

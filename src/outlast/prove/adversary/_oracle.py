@@ -9,6 +9,7 @@ import msgspec
 
 from outlast.core.protocol import Header, RollEntry, View, ViewId
 from outlast.core.protocol import messages as m
+from outlast.core.protocol.saves.commit import SaveId
 from outlast.prove.adversary import _algebra as algebra
 from outlast.prove.adversary._surroundings import Fellow, PublishedSave, Speaker, Surroundings
 
@@ -65,6 +66,9 @@ class _SavedSteps:
         self._over.add((view, step))
         if self._steps.get(view) == step:
             del self._steps[view]
+
+    def given_up(self, view: ViewId, step: int) -> bool:
+        return (view, step) in self._over
 
     def forbids(self, view: ViewId, step: int) -> bool:
         return step >= self._steps.get(view, step + 1)
@@ -228,6 +232,15 @@ class Oracle:
     def no_last_save(self, view: ViewId, step: int) -> None:
         """The coordinator has given a save up, or the time for it is up: the run need not stop with it."""
         self._saves.over(view, step)
+
+    def stops_with(self, save: SaveId) -> None:
+        """The run is stopped because this save is there: what its view has committed is what was saved."""
+        view = ViewId(save.epoch, save.n)
+        if not self._saves.given_up(view, save.step):
+            for replica in self.world.replicas.values():
+                seen, committed = replica.member.view, replica.member.committed
+                if not replica.ended and seen is not None and seen.id == view and committed > save.step:
+                    self.violated("Last save", f"the run stops with step {save.step}, {replica.name} has {committed}")
 
     def begins(self, replica: Fellow, view: View, step: int) -> None:
         """A member computes, or exchanges, what follows."""

@@ -152,7 +152,8 @@ class SimulatedSaves:
             self._lost(save)
             return
         place, members = self._share
-        self.promises[save], self._answers[save] = SavePromise(save=save, view=view.id), self.votes.acted
+        self.promises[save] = SavePromise(save=save, view=view.id)
+        self._answers[save] = self.owner.world.variant.meets(self.votes, view.id, step)
         self._reports[save] = cm.PartReport(
             writer=place, name=str(members), bytes=1, digest=str(self.owner.state), schema="s"
         )
@@ -218,7 +219,7 @@ class SimulatedKeeper:
         self._early: list[tuple[str, SaveWord]] = []
         self._dead: set[cm.SaveId] = set()
         self._asked = speaker.epoch << 20
-        self._stop_asked = 0  # the first request of a run that is asked to stop, which is over once one as new is met
+        self._stop_asked = False  # the run
         self._met: dict[cm.SaveId, int] = {}
 
     def look(self) -> None:
@@ -251,7 +252,7 @@ class SimulatedKeeper:
     def stop(self) -> None:
         """The run is asked to stop: with a save, or when its time is up."""
         if not self._stop_asked:
-            self._stop_asked = self._asked // 2 * 2 + 3
+            self._stop_asked = True
             self._ask()
             self.process.kernel.after(_STOP_S, self.process, self._stop)
 
@@ -312,7 +313,8 @@ class SimulatedKeeper:
             self._settle(action.save, published=1)
             self.process.kernel.after(0.0, self.process, self.speaker.handle, m.SavePublished(step=action.save.step))
             met = self._met.get(action.save, 0)
-            if self._stop_asked and (met >= self._stop_asked or met % 2):  # of an earlier coordinator's request, too
+            if self._stop_asked and met % 2:  # of an earlier coordinator's request, too
+                self.world.oracle.stops_with(action.save)
                 self.process.kernel.after(0.0, self.process, self._stop)
         elif isinstance(action, cm.Abandon):
             self._abandon(action.save)

@@ -128,6 +128,10 @@ class Variant:
         """Whether it may still do so."""
         return votes.awaits_stop(view, step)
 
+    def meets(self, votes: SaveVotes, view: ViewId, step: int) -> int:
+        """The newest request that a save just taken answers."""
+        return votes.answers(view, step)
+
     def joiner(self, member: Member, lock: AbstractContextManager[Any], port: JoinerPort, grace_s: float) -> CatchingUp:
         """What a joiner makes of what has arrived."""
         return CatchingUp(member, lock, port, grace_s)

@@ -124,12 +124,12 @@ class HeldBack:
     # --- what becomes of the saves ---------------------------------------------------------------------------------
     @property
     def reason(self) -> str:
-        """Why the newest save was asked for; "" once one has been published since."""
+        """Why the newest save was asked for; "" once one that answers it has been."""
         return self._requests.reason
 
     def saved(self, number: int) -> None:
         """A save was published, which answers the request of this number and all before it."""
-        self._requests.answered()
+        self._requests.answered(number)
         if self._after and self._coordinator.change is not None and self._leavers.nobody_stays:
             # A view is being made, in which a step more is committed before anybody hears of the stop.
             self._requests.ask("every replica was asked to leave")
@@ -171,9 +171,11 @@ class HeldBack:
             self._time_is_up(message)
 
     def _release(self, number: int) -> None:
-        """The request of this number is met, and all before it, or its time is up."""
-        met = [message for asked, message in self._after if asked <= number]
-        self._after = [(asked, message) for asked, message in self._after if asked > number]
+        """The request of this number is met, and all before it, or its time is up. An odd one, of a stop, is met by no
+        save that steps follow."""
+        over = [asked <= number and number % 2 >= asked % 2 for asked, _ in self._after]
+        met = [message for (_, message), is_over in zip(self._after, over, strict=True) if is_over]
+        self._after = [held for held, is_over in zip(self._after, over, strict=True) if not is_over]
         for stop in (message for message in met if isinstance(message, m.Stop)):
             self._go_on(stop)
         if going := tuple(message.member for message in met if isinstance(message, m.Leaving)):

@@ -33,7 +33,7 @@ class SaveWishes(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why the newest save was asked for; "" once one has been published since."""
+        """Why the newest save was asked for; "" once one that answers it has been."""
 
     def saved(self, number: int) -> None:
         """A save was published, which answers the request of this number and all before it."""

@@ -47,7 +47,7 @@ class Leavers:
 
 class SaveRequests:
     """Asks the members for saves, each time by a higher number. `number`: the newest request's; `reason`: what it was
-    made for, "" once a save has been published since."""
+    made for, "" once a save that answers it has been published."""
 
     def __init__(
         self,
@@ -88,13 +88,14 @@ class SaveRequests:
         self.ask(reason)
 
     def greet(self, name: str) -> None:
-        """Ask a member that said hello as well, unless a save has been published since."""
+        """Ask a member that said hello as well, unless it is answered."""
         if self.reason:
             self._send([name])
 
-    def answered(self) -> None:
-        """A save was published."""
-        self.reason = ""
+    def answered(self, number: int) -> None:
+        """A save was published that answers the request of this number; an odd one answers all."""
+        if number % 2 or number >= self.number:
+            self.reason = ""
 
     def _send(self, names: list[str]) -> None:
         self._tell(names, wire.SaveNow(epoch=self._coordinator.epoch, number=self.number, reason=self.reason))

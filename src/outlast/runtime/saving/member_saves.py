@@ -150,9 +150,8 @@ class Saves(SaveFlights):
             self._lost(save, "no snapshot slot was free")
             self.want(self._votes.wanted or reason or "a save that was delayed")
             return
-        asked = (
-            self._votes.asked if wait else self._votes.acted
-        )  # after the last step there is no later one to wait for
+        # After the last step there is no later one to wait for.
+        asked = self._votes.asked if wait else self._votes.answers(view.id, step)
         flight = SaveFlight(
             save=handle.save, view=view.id, handle=handle, reason=reason, asked=asked,
             blocked_s=time.monotonic() - began_s, held=self._held,

@@ -82,6 +82,11 @@ class SaveVotes:
         has become of its own part already: who goes on alone would be waited for in vain."""
         return self._stop_at == (view, step) == self.taken
 
+    def answers(self, view: ViewId, step: int) -> int:
+        """The newest request that a save of this step answers. None that asks for a stop, unless the run stops with it:
+        the steps that follow it would be lost."""
+        return self.acted if self._stop_at == (view, step) else self.acted // 2 * 2
+
     def lost(self, view: ViewId, step: int) -> None:
         """The coordinator has given the save up. The run does not stop with it: another is asked for."""
         if all(view >= known for known, _ in self._lost):
