@@ -45,7 +45,7 @@ CAUGHT = {
     "copies-of-fed-steps-alone": 55, "spare-as-it-is": 2094, "stop-of-its-own": 126, "stop-unawaited": 126,
     "agents-forgotten": 36, "base-unchecked": 47, "no-goodbye": 28, "sums-believed": 81, "slices-believed": 24,
     "first-waits-for-nobody": 46, "slices-unchecked": 24, "neighbours-unawaited": 28, "lanes-unawaited": 28,
-    "lanes-claimed": 28,
+    "lanes-claimed": 28, "any-save-stops": 1080,
 }  # fmt: skip
 """Where the first catch was last seen, to be looked at first. Any schedule below the limit will do."""
 
