@@ -18,7 +18,7 @@ from outlast.checkpoint.head_facts import sections
 from outlast.checkpoint.occupancy import occupy
 from outlast.core import events as ev
 from outlast.core.policy import RunRecord
-from outlast.observe import accounting
+from outlast.observe import accounting, status
 from outlast.prove._process_tree import processes
 from outlast.runtime.settings.fault_points import Fault
 
@@ -203,6 +203,25 @@ def test_nothing_was_saved_yet(fleet: Callable[..., Any], tmp_path: Path) -> Non
     run.gate(2, "it was gone", lambda: run.exited("r0.1"))
     run.assert_unchanged(survivors={"r0.2"}, recoveries=1, may_lose=True)
     assert run.driven.recoveries()[0].lost_steps == 2
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("every", "left"), [(100, 0), (3, 6)])
+def test_who_stops_after_all_were_lost_has_done_the_steps_that_are_left(
+    fleet: Callable[..., Any], tmp_path: Path, every: int, left: int
+) -> None:
+    run = fleet(replicas=1, steps=20, gates=(8,), checkpoint_dir=str(tmp_path / "c"), checkpoint_every=every)
+    run.until("it waits before step 8", lambda: run.started("r0.1") and run.at_gates({run.pid("r0.1")}))
+    run.until("what is due was saved", lambda: [e.step for e in run.saved()][-1:] == [left][: bool(left)])
+    run.strike(run.parent(run.pid("r0.1")), signal.SIGSTOP)  # nobody comes in its place yet
+    run.strike(run.pid("r0.1"))
+    run.until("it is missed", lambda: any(isinstance(e, ev.FleetGone) for e in run.driven.events))
+    run.strike(run.driven.process.pid, signal.SIGTERM)
+    assert run.finish() == 143, run.logs()
+    (ended,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
+    assert ended.steps == left
+    told = status(run.driven.events)
+    assert (told.state, told.step or 0) == ("stopped", left)
 
 
 @pytest.mark.campaign

@@ -96,6 +96,7 @@ def begin_again(c: FleetState, members: Iterable[str], cause: str) -> bool:
     step = c.known_steps(members)
     c.journal("fleet_lost", step=step, detail=cause)
     c.reports.fleet_lost(step)
+    c.roster.forget_steps()
     forget_view(c)
     if c.roster.agents and c.roster.agents == c.roster.drained_agents:
         wait = f"the run waits up to {c.settings.start_s:g} s for another, or for outlast drain --undo"

@@ -148,6 +148,7 @@ def _without_survivors(c: FleetState, change: Change) -> None:
     ready = [name for name in c.roster.having("ready") if not c.roster.peers[name].leaving]
     if ready:  # a spare is a replica that owned nothing; it goes on from its own last step, to the same bits
         c.reports.fleet_lost(c.known_steps(change.old), behind=1)  # more, where it was stopped: these are lost
+        c.roster.forget_steps()
         install(c, successor(c, change, ready[: c.settings.num_replicas]), change.cause)
     elif c.unheard:
         return  # after a restart: a spare may still say that it is ready

@@ -154,6 +154,12 @@ class Roster:
         if name in self.peers:
             self.peers[name].committed = max(self.peers[name].committed, committed)
 
+    def forget_steps(self) -> None:
+        """What those who are gone had committed is lost with them, and will be done once more."""
+        for peer in self.peers.values():
+            if not peer.alive:
+                peer.committed = 0
+
     def is_alive(self, name: str) -> bool:
         return name in self.peers and self.peers[name].alive
 
