@@ -265,7 +265,7 @@ def test_state_survives_a_json_round_trip() -> None:
 
 
 def test_a_save_that_steps_follow_answers_no_stop() -> None:
-    """Neither one that a member wanted by itself, nor one after that with which the run should have stopped was lost."""
+    """Neither one that a member wanted by itself, nor one after the save that the run was to stop with was lost."""
     votes, view = SaveVotes(), ViewId(epoch=1, n=1)
 
     def answered(step: int) -> int:

@@ -168,6 +168,13 @@ def test_no_more_was_computed_again_than_the_dead_had_under_way(number: int, rig
     assert found(seen(recovered(microbatches_recomputed=number))) == (set() if right else {"why: recomputed"})
 
 
+def test_who_has_just_come_may_have_had_nothing_to_compute() -> None:
+    events = story(recovered(microbatches_recomputed=8))
+    at = next(n for n, event in enumerate(events) if isinstance(event, ev.ViewFormed))
+    events[at] = msgspec.structs.replace(events[at], step=180)  # the step in which the other died
+    assert found(seen(events=events)) == set()
+
+
 def test_nothing_is_computed_again_where_nobody_is_gone() -> None:
     struck = StrikeDone(at_s=16.5, kind="SIGKILL", role="coordinator", pid=3, name="coordinator", state="S")
     done = [msgspec.structs.replace(hit(), at_s=STRUCK_S), struck]

@@ -257,8 +257,8 @@ async def published(office: Office, engine: CheckpointEngine, step: int, asked: 
 
 @pytest.mark.parametrize("message", [m.Stop(epoch=1, reason="", exit_code=143), m.Leaving(member="r0.1")])
 def test_a_stop_waits_for_its_own_save_not_for_one_that_was_under_way(tmp_path: Path, message: Any) -> None:
-    """And the sole holder of the state that is asked to leave is the stop of the run: an odd number tells so. Steps follow
-    every other save, whatever was asked for before it."""
+    """And the sole holder of the state that is asked to leave is the stop of the run: an odd number tells so. Steps
+    follow every other save, whatever was asked for before it."""
 
     async def scene() -> None:
         office, went = Office(tmp_path), list[str]()

@@ -152,17 +152,20 @@ def _coordinator_s(record: StrikeRecord, until_s: float) -> float:
 
 
 def _recomputed(events: Sequence[ev.AnyEvent], microbatches: int) -> Iterator[tuple[str, str]]:
-    """At most what those who are gone had under way: all of a step but one of each who is left. A coordinator had
-    nothing."""
+    """At most what those who are gone had under way: all of a step but one of each who is left, unless it had only just
+    come: in its first step it may get nothing to compute. A coordinator had nothing."""
     installed: dict[tuple[int, int], set[str]] = {}
     before: set[str] = set()
     worked: dict[tuple[int, int], set[str]] = {}  # who was in the view that worked before this one
+    came: set[tuple[str, int]] = set()  # who has its first step there
     for event in events:
         if isinstance(event, ev.ViewInstalled):
             installed[event.epoch, event.n] = set(event.members)
             worked[event.epoch, event.n] = before
         if isinstance(event, ev.ViewFormed):
-            before = installed.get((event.epoch, event.n), set())
+            now = installed.get((event.epoch, event.n), set())
+            came |= {(name, event.step) for name in now - before}
+            before = now
         if not isinstance(event, ev.Recovery) or not event.microbatches_recomputed:
             continue
         view = event.view[0], event.view[1]
@@ -170,7 +173,8 @@ def _recomputed(events: Sequence[ev.AnyEvent], microbatches: int) -> Iterator[tu
             continue
         there = worked.get(view, set())
         stayed = there & installed.get(view, there)
-        most = microbatches - len(stayed) if stayed != there else 0
+        computed = [name for name in stayed if (name, event.step) not in came]
+        most = microbatches - len(computed) if stayed != there else 0
         if event.microbatches_recomputed > most and (microbatches or stayed == there):
             told = f"{event.microbatches_recomputed} after {event.replica}"
             yield "why: recomputed", f"{told}, where at most {most} of {microbatches} were under way"

@@ -133,8 +133,8 @@ class Keeper:
 
     # --- the end -------------------------------------------------------------------------------------------------
     def saved_in(self, view: ViewId | None) -> int:
-        """Return the newest step that was published in this view: so many are committed, whoever has said so. None: there
-        is no view, and the next one goes on from what is published."""
+        """Return the newest step that was published in this view: so many are committed, whoever has said so. None:
+        there is no view, and the next one goes on from what is published."""
         return max(0, self._story.newest) if view is None else self._story.newest_in(self.place.counted(view))
 
     def unsaved(self, steps: int) -> str:

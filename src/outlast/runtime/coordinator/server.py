@@ -333,7 +333,8 @@ class Server:
         self._write_progress(last=True)
         view = self.coordinator.view or self._taken_over
         committed = [peer.committed for peer in self.coordinator.roster.peers.values()]
-        committed.append(self.keeper.saved_in(view.id if view is not None else None))  # heartbeats come later than saves
+        # Heartbeats come later than saves.
+        committed.append(self.keeper.saved_in(view.id if view is not None else None))
         end = events.RunFinished(
             at_s=self.now_s(), outcome=finish.outcome, steps=max(finish.steps, *committed), detail=finish.detail,
             exit_code=finish.exit_code, seconds={},
