@@ -333,8 +333,7 @@ class Server:
         self._write_progress(last=True)
         view = self.coordinator.view or self._taken_over
         committed = [peer.committed for peer in self.coordinator.roster.peers.values()]
-        # Heartbeats come later than saves.
-        committed.append(self.keeper.saved_in(view.id if view is not None else None))
+        committed.append(self.keeper.saved_in(view.id if view else None))  # heartbeats come later than saves
         end = events.RunFinished(
             at_s=self.now_s(), outcome=finish.outcome, steps=max(finish.steps, *committed), detail=finish.detail,
             exit_code=finish.exit_code, seconds={},

@@ -22,9 +22,7 @@ CANNOT = -1
 """A vote: no save after this step."""
 
 _REMEMBERED = 8  # saves that came to nothing in a row; a member has two under way at most
-_LOCALLY = (
-    2  # a vote: this member wants one by itself. Even: the run does not stop with it. Requests have higher numbers
-)
+_LOCALLY = 2  # a vote: this member wants one by itself. Requests have higher numbers, and stops have odd ones
 
 
 class SaveVotes:
