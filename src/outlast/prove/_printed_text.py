@@ -19,7 +19,7 @@ _COST = re.compile(
 )
 _PARAGRAPH = re.compile(
     r"Lost: ([\d,]+) steps?(?:, ([\d,]+) microbatch(?:es)? computed again)?; "
-    r"(?:no step was committed for (.+?)|training never waited)\. "
+    r"(?:no step was committed for (.+?)|training never waited for that)\. "
 )
 _COLUMNS = ("WHEN", "NOTICED BY", "AFTER", "RECOMPUTED", "DOWNTIME", "WHAT")
 
