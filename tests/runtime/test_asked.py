@@ -59,6 +59,8 @@ def test_numbers_hosts_and_processes_change_on_one_machine(fleet: Callable[..., 
     assert asked(run) == [
         ("scale", "4", True), ("drain", "a1", True), ("drain", "a0", False), ("evict", "r2", True), ("scale", "1", True)
     ]  # fmt: skip
+    newest = [e for e in run.driven.events if isinstance(e, ev.ProgressMade)][-1]
+    assert newest.seconds.get("degraded", 0.0) == 0.0, "one replica of the one that it is to have"
     assert main(["scale", at, "--replicas", "2"]) == 2
     assert "the run is over" in capsys.readouterr().err
 

@@ -29,7 +29,7 @@ def clock() -> Clock:
 @pytest.fixture
 def pace(clock: Clock) -> Pace:
     """Of a member of three that has made five steps of 0.1 s."""
-    made = Pace(Progress(Region(Progress.SIZE)), 3, clock)
+    made = Pace(Progress(Region(Progress.SIZE)), clock)
     made.formed(0.0, 0.0)
     for step in range(5):
         clock.now_s += 0.1
@@ -52,10 +52,12 @@ def test_a_usual_step_is_work(pace: Pace, clock: Clock) -> None:
     assert not pace.resumed
 
 
-def test_the_share_of_who_is_missing(pace: Pace, clock: Clock) -> None:
-    told = next_step(pace, clock, 0.15, members=2)
-    assert told.missing_s == pytest.approx(0.05)
-    assert told.seconds()["productive"] == pytest.approx(0.10)
+@pytest.mark.parametrize(("wanted", "missing_s"), [(3, 0.05), (2, 0.0), (1, 0.0), (4, 0.075), (0, 0.0)])
+def test_the_share_of_who_is_missing_of_those_that_are_wanted(
+    wanted: int, missing_s: float, pace: Pace, clock: Clock
+) -> None:
+    told = next_step(pace, clock, 0.15, members=2).seconds(wanted)
+    assert (told["degraded"], told["productive"]) == (pytest.approx(missing_s), pytest.approx(0.15 - missing_s))
 
 
 def test_what_a_save_held_up_is_no_work_and_no_stall(pace: Pace, clock: Clock) -> None:
@@ -102,7 +104,7 @@ def test_a_change_of_the_view_is_an_outage_and_the_step_s_own_time_is_not(
     assert pace.resumed
     assert told.first
     assert told.took_s == pytest.approx(0.75)
-    assert told.seconds() == {
+    assert told.seconds(wanted=3) == {
         "productive": pytest.approx(0.1 * left / 3), "degraded": pytest.approx(0.1 * (3 - left) / 3),
         "checkpoint": 0.0, "stalled": pytest.approx(0.0), "recovery": pytest.approx(0.75 - 0.1 - again_s),
         "lost": pytest.approx(again_s),
@@ -110,7 +112,7 @@ def test_a_change_of_the_view_is_an_outage_and_the_step_s_own_time_is_not(
 
 
 def test_a_joiner_leaves_its_first_step_to_those_who_made_the_one_before(clock: Clock) -> None:
-    pace = Pace(Progress(Region(Progress.SIZE)), 2, clock)
+    pace = Pace(Progress(Region(Progress.SIZE)), clock)
     pace.replayed()
     clock.now_s += 0.3
     pace.formed(clock.now_s - 0.1, 0.0)
@@ -124,7 +126,7 @@ def test_a_joiner_leaves_its_first_step_to_those_who_made_the_one_before(clock: 
 
 
 def test_a_joiner_that_is_alone_at_once_tells_its_first_step_itself(clock: Clock) -> None:
-    pace = Pace(Progress(Region(Progress.SIZE)), 2, clock)
+    pace = Pace(Progress(Region(Progress.SIZE)), clock)
     pace.replayed()
     clock.now_s += 0.3
     pace.formed(0.0, 0.0)
@@ -132,7 +134,7 @@ def test_a_joiner_that_is_alone_at_once_tells_its_first_step_itself(clock: Clock
     pace.committed(40, 1)
     (told,) = pace.steps()
     assert (told.step, told.first, told.took_s) == (40, True, pytest.approx(0.1))  # what lies before it is the change
-    assert told.seconds() == {
+    assert told.seconds(wanted=2) == {
         "productive": pytest.approx(0.05), "degraded": pytest.approx(0.05), "checkpoint": 0.0, "stalled": 0.0,
         "recovery": 0.0, "lost": 0.0,
     }  # fmt: skip
@@ -150,7 +152,7 @@ def test_who_is_left_does_the_work_of_who_has_gone_as_planned(pace: Pace, clock:
 
 def test_another_process_reads_the_newest_steps_of_one_that_is_dead(clock: Clock) -> None:
     region = Region(Progress.SIZE)
-    pace = Pace(Progress(region), 1, clock)
+    pace = Pace(Progress(region), clock)
     pace.formed(0.0, 0.0)
     for step in range(3000):
         clock.now_s += 0.01

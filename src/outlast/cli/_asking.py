@@ -14,7 +14,7 @@ from typing import Literal
 
 from outlast.errors import ConfigError, EnvironmentFault
 
-__all__ = ["WISHES", "Wish", "ask_run", "holder_of"]
+__all__ = ["WISHES", "Wish", "ask_and_tell", "ask_run", "holder_of"]
 
 Wish = Literal["save", "stop"]
 WISHES: dict[str, str] = {
@@ -22,6 +22,18 @@ WISHES: dict[str, str] = {
     "stop": "the run was asked to stop: it saves first, where it keeps checkpoints",
 }
 _SIGNALS = {"save": signal.SIGUSR1, "stop": signal.SIGTERM}
+
+
+def ask_and_tell(run_dir: Path, wish: Wish, as_json: bool) -> int:
+    """Ask as `ask_run` does, and print what to expect: with the names that `outlast scale` has."""
+    text = ask_run(run_dir, wish)
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode({"run_dir": str(run_dir.resolve()), "accepted": True, "text": text}).decode())
+    else:
+        print(f"outlast: {text} ({run_dir})")
+    return 0
 
 
 def ask_run(run_dir: Path, wish: Wish) -> str:

@@ -17,11 +17,10 @@ def save(
     run: Annotated[Path, typer.Argument(help="A run directory, or one that holds runs (the newest is taken).")] = Path(
         DEFAULT_RUNS
     ),
+    as_json: Annotated[bool, typer.Option("--json", help="The answer as JSON.")] = False,
 ) -> int:
     """Ask a run for a checkpoint after its next step, beside training."""
-    from outlast.cli._asking import ask_run
+    from outlast.cli._asking import ask_and_tell
     from outlast.observe import find_run
 
-    run_dir = find_run(run).run_dir
-    print(f"outlast: {ask_run(run_dir, 'save')} ({run_dir})")
-    return 0
+    return ask_and_tell(find_run(run).run_dir, "save", as_json)

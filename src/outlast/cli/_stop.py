@@ -19,13 +19,13 @@ def stop(
         DEFAULT_RUNS
     ),
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it is meant.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The answer as JSON.")] = False,
 ) -> int:
     """Ask a run to save and stop, in order; started again with the same checkpoints it goes on from there."""
-    from outlast.cli._asking import ask_run
+    from outlast.cli._asking import ask_and_tell
     from outlast.observe import find_run
 
     run_dir = find_run(run).run_dir
     if not yes and sys.stdin.isatty():
-        typer.confirm(f"Stop the run in {run_dir}?", abort=True)
-    print(f"outlast: {ask_run(run_dir, 'stop')} ({run_dir})")
-    return 0
+        typer.confirm(f"Stop the run in {run_dir}?", abort=True, err=True)
+    return ask_and_tell(run_dir, "stop", as_json)

@@ -25,27 +25,29 @@ _GAPS = 16  # the newest, for who has yet to tell of them
 class StepTime(msgspec.Struct, frozen=True, array_like=True):
     """One step as one member measured it: `took_s` until its commit at `end_s`. The seconds in between that were no
     work of this step: `held_s` by a save, `stalled_s` beyond what steps usually take (in `phase` for the longest),
-    `outage_s` by a change of the view, `redone_s` for microbatches of the dead. `missing_s`: the share of the work that
-    absent replicas would have done. `first`: the first commit after a view had formed."""
+    `outage_s` by a change of the view, `redone_s` for microbatches of the dead. `members`: in the view that made it.
+    `first`: the first commit after a view had formed."""
 
     step: int
     end_s: float
     took_s: float
-    missing_s: float = 0.0
     held_s: float = 0.0
     stalled_s: float = 0.0
     outage_s: float = 0.0
     redone_s: float = 0.0
     phase: int = 0
+    members: int = 0
     first: bool = False
 
-    def seconds(self) -> dict[str, float]:
-        """By the account that they belong to; they sum to `took_s`."""
+    def seconds(self, wanted: int = 0) -> dict[str, float]:
+        """By the account that they belong to; they sum to `took_s`. `wanted`: replicas that the run is to have, whose
+        share of the step's own time is degraded where they were missing; 0: as many as there were."""
         parts = {
-            "degraded": self.missing_s, "checkpoint": self.held_s, "stalled": self.stalled_s,
-            "recovery": self.outage_s, "lost": self.redone_s,
+            "checkpoint": self.held_s, "stalled": self.stalled_s, "recovery": self.outage_s, "lost": self.redone_s,
         }  # fmt: skip
-        return {"productive": self.took_s - sum(parts.values()), **parts}
+        own_s = self.took_s - sum(parts.values())
+        missing_s = own_s * max(0, wanted - self.members) / wanted if wanted else 0.0
+        return {"productive": own_s - missing_s, "degraded": missing_s, **parts}
 
 
 @dataclass(slots=True)
@@ -67,10 +69,10 @@ class Ledger:
     """Counts which steps all members of a view have committed. `committed`, `until_s`: what an earlier coordinator had
     counted. `patience_s`: how long a step that is told before the one in front of it waits for that one, which another
     member may be about to tell; so does a joiner's first step, which took it no time that it knows of, for others who
-    made it too."""
+    made it too. `wanted`: replicas that the run is to have now, as `StepTime.seconds` takes it."""
 
     def __init__(self, committed: int = 0, until_s: float = 0.0, *, patience_s: float = 0.0) -> None:
-        self.committed, self.until_s, self.patience_s = committed, until_s, patience_s
+        self.committed, self.until_s, self.patience_s, self.wanted = committed, until_s, patience_s, 0
         self._spans: list[Span] = []
         self._early: dict[int, StepTime] = {}
         self._held_up: deque[tuple[float, float]] = deque(maxlen=_GAPS)  # that no member has explained yet
@@ -110,7 +112,7 @@ class Ledger:
         gap_s = begin_s - before_s if before_s else 0.0
         if gap_s > 0:
             span.add(self._of_gap(time, gap_s))
-        span.add(_clipped(time.seconds(), max(0.0, -gap_s)))
+        span.add(_clipped(time.seconds(self.wanted), max(0.0, -gap_s)))
         span.committed = self.committed = time.step + 1
         span.until_s = self.until_s = time.end_s
         return before_s or begin_s, time.end_s

@@ -84,9 +84,10 @@ class Bookkeeping:
         self._stalls, self._uncarried = {stall.step: stall for stall in told.stalls}, False
         self._began_s = clock()
 
-    def steps(self, member: str, times: Iterable[StepTime]) -> list[tuple[float, float]]:
-        """Take the times of steps; (the commit before it, its commit) of each that is news."""
-        news, now_s = [], self._clock()
+    def steps(self, member: str, times: Iterable[StepTime], wanted: int = 0) -> list[tuple[float, float]]:
+        """Take the times of steps; (the commit before it, its commit) of each that is news. `wanted`: replicas that the
+        run is to have now."""
+        news, now_s, self._ledger.wanted = [], self._clock(), wanted
         for step in times:
             pairs = self._ledger.take(step, now_s)
             news += pairs

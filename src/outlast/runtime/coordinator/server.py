@@ -235,7 +235,7 @@ class Server:
             self._write_certified(beat)
 
     def _count(self, member: str, steps: Iterable[StepTime]) -> None:
-        self._counted(self.books.steps(member, steps))
+        self._counted(self.books.steps(member, steps, self.coordinator.settings.num_replicas))
 
     def _counted(self, commits: Iterable[tuple[float, float]]) -> None:
         awaited = False

@@ -29,10 +29,10 @@ _SLACK_S = 0.1  # so much: what a step takes beyond both is no step's work
 
 class Pace:
     """What heartbeats say of progress: losses, a running mean of the time of a step, and the times of the newest steps,
-    each divided by use. The training thread alone measures; `full`: replicas of a whole fleet."""
+    each divided by use. The training thread alone measures."""
 
-    def __init__(self, progress: Progress, full: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.progress, self._full, self._clock = progress, full, clock
+    def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+        self.progress, self._clock = progress, clock
         self.step_s = 0.0
         self.resumed = False  # the newest commit was the first in its view
         self._losses: list[tuple[int, float]] = []
@@ -76,17 +76,16 @@ class Pace:
             own_s, outage_s, redone_s = self._around_change(rest_s, members, *self._change)
         elif self._count >= _FEW:
             own_s = rest_s if rest_s <= self._limit_s else self.step_s
-        missing = max(0, self._full - members) / self._full
         time_ = StepTime(
             step=step,
             end_s=now,
             took_s=took_s,
-            missing_s=own_s * missing,
             held_s=held_s,
             stalled_s=rest_s - own_s - outage_s - redone_s,
             outage_s=outage_s,
             redone_s=redone_s,
             phase=self._longest[1],
+            members=members,
             first=self._change is not None,
         )
         if self._change is None:

@@ -98,7 +98,7 @@ class MemberSeat:
         self.comparison: Comparison | None = None  # of states, in a view's first step
         self._compared = True
         self.disguise: Callable[[Plane], Plane] = lambda plane: plane  # tests have a replica lie
-        self.pace = Pace(env.progress, env.config.replicas if env.coordinator is not None else 1)
+        self.pace = Pace(env.progress)
         self.clock = PhaseClock(env.progress, env.config, self.pace.passed)
         self.spare.lanes.applied = self.pace.replayed
         engine.on_stop = self._stop_after

@@ -89,5 +89,5 @@ class Progress:
 
     def _entry(self, number: int) -> StepTime:
         at = _WORDS + number % _KEPT * _FIELDS
-        step, *nanoseconds, phase, first = self._words[at : at + _FIELDS]
-        return msgspec.convert([step, *(ns / 1e9 for ns in nanoseconds), phase, bool(first)], StepTime)
+        step, *nanoseconds, phase, members, first = self._words[at : at + _FIELDS]
+        return msgspec.convert([step, *(ns / 1e9 for ns in nanoseconds), phase, members, bool(first)], StepTime)
