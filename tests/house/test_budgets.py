@@ -44,7 +44,6 @@ KNOWING_MORE = {
     "runtime/loop/_plain.py:PlainTraining",
     "runtime/loop/session.py:Training",
     "runtime/member/_followed_lane.py:FollowedLane",
-    "runtime/member/_heartbeat.py:Pace",
     "runtime/member/_seat.py:MemberSeat",
     "runtime/member/link.py:MemberLink",
     "runtime/saving/_save_flights.py:SaveFlights",
