@@ -123,6 +123,18 @@ def test_a_rule_that_is_wrong_is_noticed_by_that_test(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode != 0
 
 
+@needs_promtool
+def test_every_query_of_the_dashboard_is_one(tmp_path: Path) -> None:
+    panels = json.loads((RULES.parent / "dashboard.json").read_text())["panels"]
+    queries = [target["expr"].replace("$run", ".*") for panel in panels for target in panel["targets"]]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
+    (tmp_path / "queries.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    command = [str(PROMTOOL), "check", "rules", str(tmp_path / "queries.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(rules) > 10
+
+
 @pytest.fixture
 def served(tmp_path: Path, story: Any) -> Iterator[Serving]:
     with Journal.create(tmp_path / "brave") as journal:
