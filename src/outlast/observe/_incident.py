@@ -120,7 +120,9 @@ def _lost(story: Why) -> str:
     if not (story.num_recoveries or story.lost_steps or story.microbatches_recomputed):
         return ""
     again = f", {_many(story.microbatches_recomputed, 'microbatch', 'es')} computed again"
-    still = f"no step was committed for {format_s(story.downtime_s)}" if story.downtime_s else "training never waited for that"
+    still = "training never waited for that"
+    if story.downtime_s:
+        still = f"no step was committed for {format_s(story.downtime_s)}"
     return f"Lost: {_many(story.lost_steps, 'step')}{again}; {still}."
 
 

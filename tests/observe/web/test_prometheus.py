@@ -43,6 +43,9 @@ tests:
       - {{series: 'outlast_time_seconds{{run="c",use="productive"}}', values: '0+12x90'}}
       - {{series: 'outlast_wall_seconds{{run="d"}}', values: '0+60x90'}}
       - {{series: 'outlast_time_seconds{{run="d",use="productive"}}', values: '0+59x90'}}
+      - {{series: 'outlast_run_state{{run="mended",state="training"}}', values: '1x90'}}
+      - {{series: 'outlast_wall_seconds{{run="mended"}}', values: '0+60x90'}}
+      - {{series: 'outlast_time_seconds{{run="mended",use="productive"}}', values: '0x75 60+60x15'}}
       - {{series: 'outlast_audit_mismatches_total{{run="a"}}', values: '0x5 1x20'}}
     alert_rule_test:
       - {{eval_time: 4m, alertname: OutlastStalled, exp_alerts: []}}
@@ -65,6 +68,17 @@ tests:
           - exp_labels: {{run: c, severity: page}}
             exp_annotations:
               summary: "c used 80% of the last hour for nothing"
+              remedy: "outlast why, and the part 'Where the time went' of the page"
+      - eval_time: 70m
+        alertname: OutlastUsefulTimeBurnsFast
+        exp_alerts:
+          - exp_labels: {{run: c, severity: page}}
+            exp_annotations:
+              summary: "c used 80% of the last hour for nothing"
+              remedy: "outlast why, and the part 'Where the time went' of the page"
+          - exp_labels: {{run: mended, severity: page}}
+            exp_annotations:
+              summary: "mended used 100% of the last hour for nothing"
               remedy: "outlast why, and the part 'Where the time went' of the page"
       - {{eval_time: 2m, alertname: OutlastAuditMismatch, exp_alerts: []}}
       - eval_time: 10m
