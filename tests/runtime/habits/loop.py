@@ -423,6 +423,31 @@ def caching_dataset(bench: Bench) -> None:
     bench.dataset = Drawing(bench.dataset, keep=True)
 
 
+def caching_workers(bench: Bench) -> None:
+    """The same, with workers."""
+    bench.dataset, bench.options["num_workers"] = Drawing(bench.dataset, keep=True), 1
+
+
+class Preparing(Drawing):
+    """Draws what it keeps of a sample by its index, and something once, as it is first asked: no sample hangs on who
+    asked before."""
+
+    begun = False
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.begun:
+            self.begun = True
+            random.random()
+        if index not in self.kept:
+            torch.manual_seed(index)
+        return super().__getitem__(index)
+
+
+def preparing_dataset(bench: Bench) -> None:
+    """What is drawn once and kept follows from the index."""
+    bench.dataset = Preparing(bench.dataset, keep=True)
+
+
 def unregistered(bench: Bench) -> None:
     """A rate that follows from what the loop remembers, and nobody was told of."""
     seen: list[float] = []
@@ -778,7 +803,8 @@ HABITS = {
         plateau_of_ones_own, average, average_by_hook, teacher, counter, clamped, decayed_before, frozen_then_thawed,
         eval_mode,
         unregistered, thawed, group_added, data_written, counting_optimizer, drawing_dataset, drawing_workers,
-        caching_dataset, clipped_by_hand, scheduler_twice, scaled, adversaries, in_turns, schedule_free,
+        caching_dataset, caching_workers, preparing_dataset,
+        clipped_by_hand, scheduler_twice, scaled, adversaries, in_turns, schedule_free,
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
         weighted_by_count, average_that_follows, measured, stopped_by_one, evaluates, streams,
         streams_by_loader, average_by_writer, drawn_between, drawn_from_ones_own, drawn_unregistered,

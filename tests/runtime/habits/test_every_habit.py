@@ -49,6 +49,7 @@ NAMED = {
     "a counting optimizer, writes to .data": "counting_optimizer data_written",
     "averages that nobody was told of": "average_unregistered average_by_hand_late",
     "a dataset with a generator of its own": "drawing_dataset drawing_workers",
+    "a dataset that keeps what it drew": "caching_dataset caching_workers",
     "clipping by hand, a scheduler stepped twice, a GradScaler by hand": "clipped_by_hand scheduler_twice scaled",
     "reentrant checkpointing, a tuple as a loss": "reentrant twice",
     "LBFGS, lazy layers, a DataLoader": "closure lazy loader",

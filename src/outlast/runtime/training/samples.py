@@ -22,6 +22,7 @@ from outlast.core.position import position_seed
 from outlast.errors import ConfigError, LoopUnrepeatable, TrainingError
 from outlast.runtime.training._bad_samples import BAD, BadSamples
 from outlast.runtime.training._given_order import GivenOrder
+from outlast.runtime.training._kept_draws import after_another_seed, drawn
 from outlast.runtime.training._sample_order import SampleOrder
 from outlast.runtime.training._sample_reader import Key, ReadingRows, SampleReader, Unread
 from outlast.runtime.training._workers import LostWorker, Workers
@@ -225,11 +226,25 @@ class Samples:
         state: the first step's are fetched again in this process."""
         batch = self._fetch(step, leaf)
         if self.doubted and self._first in (-1, step):
-            self._first = step
-            again = [self._here(step, leaf) for _ in range(1 + bool(self.workers.num))]  # a worker has a copy
+            begins, self._first = self._first == -1, step
+            moved = [] if self.workers.num else [drawn()]
+            again = []
+            for _ in range(1 + bool(self.workers.num)):  # a worker has a copy
+                again.append(self._here(step, leaf))
+                moved.append(drawn())
             if len({batch_digest(found) for found in (batch, *again)}) > 1:
                 raise unlike_samples(step, leaf, self.indices(step, leaf), "when they are fetched twice")
+            if begins and len(set(moved)) > 1:
+                self._look_for_kept(*((step, leaf + 1) if leaf + 1 < self.num_leaves else (step + 1, 0)))
         return batch
+
+    def _look_for_kept(self, step: int, leaf: int) -> None:
+        """The dataset drew less when it was asked again. Raises LoopUnrepeatable if samples nobody has read yet depend
+        on what they were first read for."""
+        key = self._key(step, leaf)
+        other = position_seed(self.seed, step, leaf, 3), key[1]
+        if len({batch_digest(found) for found in after_another_seed(self._reader, key, other)}) > 1:
+            raise unlike_samples(step, leaf, key[1], "where they were fetched for another step before")
 
     def fetch_otherwise(self, step: int, leaf: int) -> None:
         """The same samples at another place in the order, forgotten: what a dataset remembers of them is another."""
