@@ -92,6 +92,14 @@ def test_optimal_ladder_beats_its_neighbours() -> None:
         rel.Ladder(interval=1.0, every=(1, 4, 6))
 
 
+@pytest.mark.parametrize("far_rate", [0.0, 1e-7])
+def test_a_level_that_hardly_fails_is_written_rarely(far_rate: float) -> None:
+    writes, rates, recoveries = [5.0, 60.0], [1 / 1_209_600, far_rate / 1_209_600], [60.0, 60.0]
+    ladder, value = rel.optimal_ladder(writes, rates, recoveries)
+    assert ladder.every == (1, 64)
+    assert value > rel.ladder_ettr(rel.Ladder(interval=ladder.interval, every=(1, 4)), writes, rates, recoveries)
+
+
 def test_silent_overhead_against_simulation() -> None:
     rng, t, v, c, r, lf, ls = np.random.default_rng(2), 0.4, 0.02, 0.05, 0.1, 0.5, 0.8
     total, rounds = 0.0, 20_000

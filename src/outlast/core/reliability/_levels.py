@@ -118,8 +118,8 @@ def optimal_ladder(
     options: list[tuple[int, ...]] = []
     for near, far in pairwise(wanted):
         ratio = far / near
-        around = {1, *(round(ratio * f) for f in (0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0))}
-        options.append(tuple(sorted(m for m in around if 1 <= m <= max_every)) or (max_every,))
+        around = {1, *(min(round(ratio * f), max_every) for f in (0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0))}
+        options.append(tuple(sorted(m for m in around if m >= 1)))
     found: tuple[float, Ladder] | None = None
     for multiples in product(*options):
         every = tuple(int(n) for n in np.cumprod((1, *multiples)))
