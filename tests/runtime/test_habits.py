@@ -58,6 +58,7 @@ NAMED = {
     "caching_workers": "[LOOP] the samples of microbatch ",
     "thawed": "[LOOP] 0.weight began to train in step 2",
     "group_added": "[LOOP] 2.weight began to train in step 2",
+    "group_added_inside": "[LOOP] 2.weight began to train in step 2",
     "clipped_by_hand": "[STEP] clip_grad_norm_ used .grad of a protected parameter",
     "scheduler_twice": "[STEP] the loop called step() of its StepLR",
     "average_unregistered": "[LOOP] the loop updates an AveragedModel that is not registered",
@@ -77,7 +78,7 @@ CODES = dict.fromkeys(("closure", "lazy", "loader"), 2)
 
 ALIKE = "group_at_a_time_unseen", "scheduler_twice", "scaled"
 """Ends of a fleet that another habit shows already."""
-ALIKE_TOO = "drawing_workers", "caching_workers", "group_added", "reentrant", "closure", "lazy"
+ALIKE_TOO = "drawing_workers", "caching_workers", "group_added", "group_added_inside", "reentrant", "closure", "lazy"
 """The same, in soaks: CI has them alone, and others that are named at the same place in a fleet."""
 
 

@@ -95,6 +95,7 @@ def peak_kib(pid: int) -> int:
     return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM"))
 
 
+@pytest.mark.timeout(300)
 def test_strangers_at_every_listener_also_at_those_that_answer_everybody(fleet: Callable[..., Any]) -> None:
     """Kinds of listeners are found, not named: one that this test does not know fails it."""
     run = fleet(replicas=2, steps=60, gates=(3, 50), words=["--probes", "127.0.0.1:0", "--serve"])

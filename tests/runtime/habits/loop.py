@@ -348,10 +348,16 @@ def group_added(bench: Bench) -> None:
     bench.optimizer = torch.optim.AdamW(bench.model[0].parameters(), lr=0.01)
 
     def before(step: Any) -> None:
-        if step.number == 2:
+        if step.number == 2 and len(bench.optimizer.param_groups) == 1:
             bench.optimizer.add_param_group({"params": list(head.parameters())})
 
     bench.before = before
+
+
+def group_added_inside(bench: Bench) -> None:
+    """The same amid a step."""
+    group_added(bench)
+    bench.before, bench.inside = bench.inside, bench.before
 
 
 def average_by_hook(bench: Bench) -> None:
@@ -802,8 +808,8 @@ HABITS = {
         plain, rate_before, rate_after, rate_follows, rate_inside, scheduler_by_hand, plateau_by_hand,
         plateau_of_ones_own, average, average_by_hook, teacher, counter, clamped, decayed_before, frozen_then_thawed,
         eval_mode,
-        unregistered, thawed, group_added, data_written, counting_optimizer, drawing_dataset, drawing_workers,
-        caching_dataset, caching_workers, preparing_dataset,
+        unregistered, thawed, group_added, group_added_inside, data_written, counting_optimizer, drawing_dataset,
+        drawing_workers, caching_dataset, caching_workers, preparing_dataset,
         clipped_by_hand, scheduler_twice, scaled, adversaries, in_turns, schedule_free,
         plateau_in_state, thawed_in_stages, hook_that_counts, hook_that_drifts, group_at_a_time, group_at_a_time_unseen,
         weighted_by_count, average_that_follows, measured, stopped_by_one, evaluates, streams,

@@ -146,6 +146,7 @@ class LoopState:
 
     def check(self) -> None:
         """Before a step's exchange: what no replay could repeat is refused by name (42)."""
+        self.check_trained(self.step)  # first: a group that was added is no rate that was changed
         now = self.read() if self.settings else b""
         if now != self.settings and _groups(now) != _groups(self.settings):
             old, new = self.named(self.settings), self.named(now)
@@ -155,7 +156,6 @@ class LoopState:
                 did="the step was not committed",
                 remedy="change it between two steps: before or after `for batch in step`, never inside",
             )
-        self.check_trained(self.step)
 
     def check_trained(self, step: int) -> None:
         """Raises LoopUnrepeatable for a parameter that trains and did not when this was made."""
