@@ -327,6 +327,27 @@ def test_who_leaves_while_others_stay_or_come_stops_nothing(tmp_path: Path) -> N
     asyncio.run(scene())
 
 
+def test_the_last_save_lets_go_whatever_was_asked_for_since(tmp_path: Path) -> None:
+    """All who have the state go, and then somebody comes: the members wait for the stop with the save that was agreed."""
+
+    async def scene() -> None:
+        office, went = Office(tmp_path), list[Any]()
+        await office.installed(1, "r0.1")
+        engine = CheckpointEngine(str(office.place), run="mine")
+        assert office.keeper.before(m.Leaving(member="r0.1"), went.append)
+        first = office.number()
+        office.coordinator.roster.peers["r1.2"] = Peer(name="r1.2", agent="a0", status="spawning")
+        office.coordinator.roster.mark("r1.2", "joining")
+        office.keeper.wanted("due")
+        assert (first % 2, office.number() % 2) == (1, 0)
+        await published(office, engine, 4, asked=first)
+        assert went == [m.Departing(members=("r0.1",))]
+        engine.close()
+        await office.close()
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("message", [m.Stop(epoch=1, reason="", exit_code=143), m.Leaving(member="r0.1")])
 def test_a_stop_in_the_middle_of_a_view_change_saves_too(tmp_path: Path, message: Any) -> None:
     async def scene() -> None:

@@ -65,17 +65,15 @@ tests:
       - eval_time: 85m
         alertname: OutlastUsefulTimeBurnsFast
         exp_alerts:
-          - exp_labels: {{run: c, severity: page}}
+          - &burning
+            exp_labels: {{run: c, severity: page}}
             exp_annotations:
               summary: "c used 80% of the last hour for nothing"
               remedy: "outlast why, and the part 'Where the time went' of the page"
       - eval_time: 70m
         alertname: OutlastUsefulTimeBurnsFast
         exp_alerts:
-          - exp_labels: {{run: c, severity: page}}
-            exp_annotations:
-              summary: "c used 80% of the last hour for nothing"
-              remedy: "outlast why, and the part 'Where the time went' of the page"
+          - *burning
           - exp_labels: {{run: mended, severity: page}}
             exp_annotations:
               summary: "mended used 100% of the last hour for nothing"

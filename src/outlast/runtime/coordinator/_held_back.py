@@ -135,7 +135,7 @@ class HeldBack:
             self._requests.ask("every replica was asked to leave")
             self._hold(*(message for _, message in self._after))
         else:  # with one of an odd number no step was begun: whoever asked for it, it is what the run stops with
-            self._release(max(number, self._requests.number) if number % 2 else number)
+            self._release(max(number, self._requests.number) | 1 if number % 2 else number)
 
     def abandoned(self, step: int, cause: str) -> None:
         """The save of this step came to nothing."""
