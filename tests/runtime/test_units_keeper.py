@@ -328,7 +328,7 @@ def test_who_leaves_while_others_stay_or_come_stops_nothing(tmp_path: Path) -> N
 
 
 def test_the_last_save_lets_go_whatever_was_asked_for_since(tmp_path: Path) -> None:
-    """All who have the state go, and then somebody comes: the members wait for the stop with the save that was agreed."""
+    """All who have the state go, and then somebody comes: the members wait for the stop with the agreed save."""
 
     async def scene() -> None:
         office, went = Office(tmp_path), list[Any]()
@@ -456,6 +456,20 @@ def test_what_is_saved_in_a_view_is_known_in_a_store_that_was_used_before(tmp_pa
         assert office.keeper.saved_in(ViewId(1, 1)) == 4, "before it has opened the place itself, too"
         await office.installed(1, "r0.1")
         assert [office.keeper.saved_in(view) for view in (ViewId(1, 1), ViewId(1, 2), ViewId(2, 1))] == [4, 0, 0]
+        await office.close()
+
+    asyncio.run(scene())
+
+
+def test_a_run_that_is_asked_to_stop_is_no_member_s_departure(tmp_path: Path) -> None:
+    """Whoever is signalled beside it, and in whatever order that is heard: the save says what it was made for."""
+
+    async def scene() -> None:
+        office = Office(tmp_path)
+        await office.installed(1, "r0.1")
+        for message in (m.Leaving(member="r0.1"), m.Stop(epoch=1, reason="", exit_code=143), m.Leaving(member="r0.1")):
+            office.keeper.before(message, lambda message: None)
+        assert office.asked() == ["r0.1 was asked to leave", *["the run was asked to stop"] * 2]
         await office.close()
 
     asyncio.run(scene())

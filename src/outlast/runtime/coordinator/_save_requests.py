@@ -25,11 +25,12 @@ class Leavers:
         self._going: set[str] = set()
 
     def asked(self, message: m.Stop | m.Leaving) -> str:
-        """Somebody, or the run, is asked to leave. Return who, in words."""
+        """Somebody, or the run, is asked to leave. Return who, in words: once the run is, it is not for any member."""
         if isinstance(message, m.Leaving):
             self._going.add(message.member)
-            return f"{message.member} was asked to leave"
-        self.stops = True
+            if not self.stops:
+                return f"{message.member} was asked to leave"
+        self.stops = self.stops or isinstance(message, m.Stop)
         return "the run was asked to stop"
 
     @property
