@@ -7,7 +7,7 @@ acted in it carries its state over, or nobody of it can act any more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet._bad_links import relieved, well_linked_first
@@ -68,7 +68,7 @@ def try_install(c: FleetState, now_s: float) -> None:
         return
     alive = c.roster.alive(change.old)
     of_view = set(change.view).intersection(alive).difference(change.stale)  # not who was found to have no state
-    if of_view:  # who had left before it counts where nobody of it lives
+    if _brings_state(c, change, of_view & change.acked):  # else who had left before it counts: it may be ahead of all
         alive = [name for name in alive if name not in c.outgoing]
     carriers = [name for name in alive if name in change.acked]
     fit = [name for name in carriers if name not in change.stale]
@@ -167,12 +167,11 @@ def _without_survivors(c: FleetState, change: Change) -> None:
 def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
     """Survivors in their order, ready spares in the places of the dead, the other spares attached.
 
-    Who was asked to leave is left out, unless nobody else of the old view carries the state.
+    Who was asked to leave is left out, unless nobody else is known to carry the state.
     """
     peers, wanted = c.roster.peers, c.settings.num_replicas
-    of_view = set(change.view)
     staying = [name for name in carriers if not peers[name].leaving]
-    if not any(name in of_view for name in staying):
+    if not _brings_state(c, change, staying):
         staying = list(carriers)
     stays = set(staying)
     spares = [name for name in c.roster.having("ready") if name not in change.old and name not in stays]
@@ -200,7 +199,7 @@ def successor(c: FleetState, change: Change, carriers: Sequence[str]) -> View:
     )
 
 
-def _brings_state(c: FleetState, change: Change, staying: Sequence[str]) -> bool:
+def _brings_state(c: FleetState, change: Change, staying: Iterable[str]) -> bool:
     """Whether one of them has formed the newest view that anybody is known to have formed. Who has not came as a spare,
     and may be behind; and of a checkpoint that its view was told of it may not have read anything yet."""
     peers = c.roster.peers
