@@ -97,3 +97,46 @@ def test_who_did_not_wait_is_known_of_a_stall_that_another_coordinator_heard_of(
         run.taken_over()
         run.beat(20.0)
         assert [(stall.step, stall.replica, stall.phase) for stall in run.stalls] == [(4, "r1.1", "body")]
+
+
+def changed(outage_s: float, end_s: float = 16.1) -> list[StepTime]:
+    """Two steps of 0.1 s; the view changed before the second, which ended then."""
+    usual = StepTime(step=3, end_s=end_s - 0.1 - outage_s, took_s=0.1)
+    return [usual, StepTime(step=4, end_s=end_s, took_s=0.1 + outage_s, outage_s=outage_s, members=2, first=True)]
+
+
+def test_a_change_of_view_that_took_long_and_mended_no_fault_is_told() -> None:
+    """A member that was stopped as a new coordinator changed the view by plan: 4.4 s of recovery stood in the account,
+    and no entry told of them."""
+    run = Told()
+    run.beat(16.2, r0_1=changed(4.4), r1_1=changed(4.38, 16.12))
+    run.taken_over()
+    run.beat(16.4, r0_1=changed(4.4), r1_1=changed(4.38, 16.12))
+    run.beat(30.0)
+    assert [(s.step, s.replica, s.phase, round(s.seconds, 3)) for s in run.stalls] == [(4, "", "connect", 4.4)]
+    assert run.stalls[0].usual_s == pytest.approx(0.1)
+
+
+def test_a_change_of_view_is_told_once_where_a_recovery_tells_of_it() -> None:
+    """Also where the recovery was told by a coordinator that died before it had told of the step."""
+    recovery = {
+        "cause": "signal", "replica": "r1.1", "noticed_by": "agent", "detect_s": 0.0, "downtime_s": 4.5,
+        "microbatches_recomputed": 0, "lost_steps": 0, "step": 4, "view": [1, 2], "detail": "",
+    }  # fmt: skip
+    for counted_by_the_first in (True, False):
+        run = Told()
+        if counted_by_the_first:
+            run.beat(16.2, r0_1=changed(4.4))
+        run.write("recovery", **recovery)
+        run.books.wrote("recovery", recovery)
+        run.taken_over()
+        run.beat(16.4, r0_1=changed(4.4))
+        run.beat(30.0)
+        assert run.stalls == []
+
+
+def test_a_short_change_of_view_is_no_news() -> None:
+    run = Told()
+    run.beat(16.2, r0_1=changed(0.3))
+    run.beat(30.0)
+    assert run.stalls == []

@@ -150,7 +150,7 @@ def _describe(event: ev.AnyEvent) -> tuple[str, Literal["info", "warning", "erro
             cause = event.cause if event.cause == event.replica else f"{event.replica}: {event.cause}"
             return f"{cause}{detail}; recovered{step}{lost}", "warning"
         case ev.Stall():
-            who = f"{event.replica} was in {_place(event.phase)}" if event.replica else "all waited for each other"
+            who = f"{event.replica} was in {_place(event.phase)}" if event.replica else _waited(event.phase)
             usual = f"step {event.step} took {format_s(event.seconds)} longer than usual ({format_s(event.usual_s)})"
             return f"{usual}: {who}", "warning"
         case ev.Refused():
@@ -231,6 +231,12 @@ def _describe_data(event: ev.DataTrouble) -> str:
         return f"step {event.step}: {event.text}; all data workers of {who} were replaced"
     spent = f"{event.total:,} of the {event.allowed:,} that may be"
     return f"step {event.step}: {event.text}: skipped from here on, others stand in ({spent})"
+
+
+def _waited(phase: str) -> str:
+    return (
+        "the view changed, and all waited for each other in it" if phase == "connect" else "all waited for each other"
+    )
 
 
 _DONE = {

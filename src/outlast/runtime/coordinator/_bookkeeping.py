@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -23,13 +23,15 @@ __all__ = ["Bookkeeping", "ToldProgress"]
 
 _MOST_NAMES, _LONGEST = 64, 64  # in one member's word about its steps
 _WORTH_TELLING_S = 0.5  # of a step that took too long; shorter ones stand in the account alone
+_CHANGE = Phase.CONNECT.name.lower()  # a member passes it in a change of view alone
 _SETTLED_S = 3.0  # after a step's end everybody has told it: then it is known who did not wait for others
 
 
 class ToldProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far earlier coordinators have written progress down. `next_loss`: the step after the last one whose loss is
     told; `committed`, `committed_at_s`: of the newest entry that counts steps, in Unix seconds, -1 where none does;
-    `stalls`: that have no entry of their own yet; the rest is the newest entry's."""
+    `stalls`: that have no entry of their own yet; `recovered`: the step that a recovery is told of; the rest is the
+    newest entry's."""
 
     next_loss: int = 0
     committed: int = -1
@@ -39,9 +41,14 @@ class ToldProgress(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0
     until: int = 0
     stalls: tuple[events.Stall, ...] = ()
+    recovered: int = -1
 
-    def after(self, told: events.ProgressMade | events.Stall) -> ToldProgress:
+    def after(self, told: events.ProgressMade | events.Stall | events.Recovery) -> ToldProgress:
         """Return what it is after the next entry."""
+        if isinstance(told, events.Recovery):
+            step = told.step if told.downtime_s else self.recovered
+            left = tuple(stall for stall in self.stalls if not _recovered_from(stall, step))
+            return msgspec.structs.replace(self, stalls=left, recovered=step)
         if isinstance(told, events.Stall):
             left = tuple(stall for stall in self.stalls if stall.step != told.step)
             return msgspec.structs.replace(self, stalls=left)
@@ -56,6 +63,7 @@ class ToldProgress(msgspec.Struct, frozen=True, kw_only=True):
             step_s=told.step_s,
             until=told.until,
             stalls=tuple(told.stalls),
+            recovered=self.recovered,
         )
 
 
@@ -82,6 +90,8 @@ class Bookkeeping:
         )
         # Each stands in the entries about progress from the moment it is known: this process may not live to tell it.
         self._stalls, self._uncarried = {stall.step: stall for stall in told.stalls}, False
+        self._changes: dict[float, StepTime] = {}  # steps in which the view changed for long, by their commit
+        self._recovered = told.recovered
         self._began_s = clock()
 
     def steps(self, member: str, times: Iterable[StepTime], wanted: int = 0) -> list[tuple[float, float]]:
@@ -89,8 +99,11 @@ class Bookkeeping:
         run is to have now."""
         news, now_s, self._ledger.wanted = [], self._clock(), wanted
         for step in times:
+            if step.outage_s >= _WORTH_TELLING_S:
+                self._changes[step.end_s] = step
             pairs = self._ledger.take(step, now_s)
             news += pairs
+            self._changed(pairs)
             if step.stalled_s >= _WORTH_TELLING_S:
                 counted = any(at_s == step.end_s for _, at_s in pairs)
                 self._stalled(member, step, counted or self._ledger.explains(step))
@@ -109,6 +122,29 @@ class Bookkeeping:
                 phase=Phase(step.phase).name.lower(),
             )
 
+    def _changed(self, pairs: Iterable[tuple[float, float]]) -> None:
+        """Of steps that are counted now: if no fault is why the view changed for so long, who was held up is told."""
+        for step in [self._changes.pop(at_s) for _, at_s in pairs if at_s in self._changes]:
+            stall = events.Stall(
+                at_s=step.end_s + self._apart_s,
+                step=step.step,
+                seconds=step.outage_s,
+                usual_s=step.took_s - step.outage_s,
+                replica="",
+                phase=_CHANGE,
+            )
+            if not _recovered_from(stall, self._recovered):
+                self._stalls[step.step], self._uncarried = stall, True
+        self._changes = {at_s: step for at_s, step in self._changes.items() if at_s > self._ledger.until_s}
+
+    def wrote(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """The coordinator's machine had this written. A recovery tells of the change of view before its step."""
+        if kind == "recovery" and fields["downtime_s"]:
+            self._recovered = fields["step"]
+            stall = self._stalls.get(self._recovered)
+            if stall is not None and _recovered_from(stall, self._recovered):
+                del self._stalls[self._recovered]
+
     def heard(self, beat: Heartbeat) -> StepParts | None:
         """What one heartbeat says besides. Returns the member's word about its steps, if it said one that can be."""
         self._beat = beat
@@ -122,6 +158,7 @@ class Bookkeeping:
         """Write down what is news; at the end also that steps told before have become stable since. As of `steps`, what
         had waited and waits no longer."""
         settled = self._ledger.settle(self._clock(), last=last)
+        self._changed(settled)
         spans, beat = self._ledger.drain(), self._beat
         if spans or self._losses or self._uncarried or (last and beat.stable > self._told_stable):
             losses, self._losses = sorted(self._losses.items()), {}
@@ -159,6 +196,11 @@ class Bookkeeping:
             stalls=msgspec.to_builtins(list(self._stalls.values())),
             **counted,
         )
+
+
+def _recovered_from(stall: events.Stall, step: int) -> bool:
+    """Whether the recovery before this step tells of what the stall would."""
+    return stall.phase == _CHANGE and stall.step == step
 
 
 def _sound(parts: StepParts) -> bool:

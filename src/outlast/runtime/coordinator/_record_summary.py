@@ -89,7 +89,7 @@ class JournalFold:
     def take(self, event: ev.AnyEvent) -> None:
         """Take the next one."""
         self.record.take(event)
-        if isinstance(event, ev.ProgressMade | ev.Stall):
+        if isinstance(event, ev.ProgressMade | ev.Stall | ev.Recovery):
             self.progress = self.progress.after(event)
         elif isinstance(event, ev.CheckpointBegan | ev.CheckpointSaved):
             known = self.begun if isinstance(event, ev.CheckpointBegan) else self.published

@@ -238,10 +238,7 @@ class Server:
         self._counted(self.books.steps(member, steps, self.coordinator.settings.num_replicas))
 
     def _counted(self, commits: Iterable[tuple[float, float]]) -> None:
-        awaited = False
-        for before_s, at_s in commits:
-            awaited |= self.coordinator.reports.committed(before_s, at_s)
-        if awaited:
+        if any([self.coordinator.reports.committed(before_s, at_s) for before_s, at_s in commits]):  # all are noted
             self.handle(m.Resumed())
 
     def _write_progress(self, *, last: bool = False) -> None:
@@ -268,6 +265,7 @@ class Server:
                 if action.kind == "recovery" and not self.coordinator.ever_formed:
                     continue  # who ended before anything was trained was not outlasted; its exit is on record
                 self.write(action.kind, **action.fields)
+                self.books.wrote(action.kind, action.fields)
             elif isinstance(action, m.Finish):
                 self._finish(action)
             if self.finished.done() and not isinstance(action, m.Tell | m.Finish | m.JournalEntry):
