@@ -123,7 +123,7 @@ class Bookkeeping:
             )
 
     def _changed(self, pairs: Iterable[tuple[float, float]]) -> None:
-        """Of steps that are counted now: if no fault is why the view changed for so long, who was held up is told."""
+        """Keep a stall for each of these steps in which the view changed for long, and no recovery tells of it."""
         for step in [self._changes.pop(at_s) for _, at_s in pairs if at_s in self._changes]:
             stall = events.Stall(
                 at_s=step.end_s + self._apart_s,

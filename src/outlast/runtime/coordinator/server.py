@@ -238,7 +238,8 @@ class Server:
         self._counted(self.books.steps(member, steps, self.coordinator.settings.num_replicas))
 
     def _counted(self, commits: Iterable[tuple[float, float]]) -> None:
-        if any([self.coordinator.reports.committed(before_s, at_s) for before_s, at_s in commits]):  # all are noted
+        awaited = [self.coordinator.reports.committed(before_s, at_s) for before_s, at_s in commits]
+        if any(awaited):
             self.handle(m.Resumed())
 
     def _write_progress(self, *, last: bool = False) -> None:
