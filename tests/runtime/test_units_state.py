@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
-from outlast.core.protocol import RollEntry, ViewId
+from outlast.core.policy.guard_records import Guards, GuardState
+from outlast.core.protocol import RollEntry, View, ViewId
+from outlast.core.protocol.step.effects import TellFleet
 from outlast.core.protocol.step.verdict import first_difference, same_states
-from outlast.errors import ConfigError
-from outlast.runtime.checks.state_comparison import Comparison, fingerprint_of, settled
+from outlast.errors import ConfigError, Evicted, StateDiverged
+from outlast.runtime.checks.state_comparison import Comparison, diverged, fingerprint_of, settled
 from outlast.runtime.exchange.robust_rows import MEMORY
 from outlast.runtime.training.frozen import Frozen, raw
 from outlast.runtime.training.state import State, digest_of, empty_like_encoded
@@ -193,6 +196,41 @@ def test_who_does_not_tell_its_fingerprint_is_compared_with_nobody(prints: tuple
     ]
     nobody: Any = None
     assert list(same_states(nobody, nobody, nobody, entries)) == []
+
+
+@pytest.mark.parametrize(
+    ("prints", "differing"),
+    [
+        ({"a": 1, "b": 2, "j": 1}, ()),
+        ({"a": 1, "b": 1, "c": 2, "j": 2}, ("c", "j")),
+        ({"a": 1, "b": 1, "j": 2}, ("j",)),
+        ({"a": 1, "b": 1, "c": 2, "j": 1}, ("c",)),
+        ({"a": 1, "j": 2, "k": 2}, ()),
+    ],
+    ids=["copy of one of two", "copy of one of three", "wrong copy", "right copy", "copies of nobody"],
+)
+def test_a_copy_speaks_for_nobody(prints: dict[str, int], differing: tuple[str, ...]) -> None:
+    """A replica whose memory had failed fed a joiner; when a third one died both were a majority, and the last replica
+    that was right was sent away."""
+    entries = [
+        RollEntry(
+            member=name, view=ViewId(1, 2), committed=5, held=(), keeps_output=True, fingerprint=told, outcome=0,
+            copied=name in "jk",
+        )
+        for name, told in prints.items()
+    ]  # fmt: skip
+    seat: Any = SimpleNamespace(me=next(iter(differing), "a"))
+    guards: Any = SimpleNamespace(policy=Guards(divergence="replace", agreement=1), state=GuardState())
+    found: Any = SimpleNamespace(
+        view=View(id=ViewId(1, 2), members=tuple(prints)), parts=lambda: [("0.weight", 1)], diverged=diverged
+    )
+    course = same_states(seat, guards, found, entries, 5)
+    next(course)
+    with pytest.raises(Evicted if differing else StateDiverged):
+        told = course.send({"parts": {name: [("0.weight", value)] for name, value in prints.items()}})
+        assert isinstance(told, TellFleet)
+        assert [judged.against for judged in told.messages] == [differing]
+        course.send({})
 
 
 @pytest.mark.parametrize("capturable", [False, True])

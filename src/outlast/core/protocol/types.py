@@ -57,7 +57,8 @@ class RollEntry(msgspec.Struct, frozen=True, kw_only=True):
     outcome: int  # digest of step committed-1's raw output and verdict; 0 before the first
     audit: Stand = Stand()
     late: bool = False  # I hold that outcome whole and have yet to apply it: others compute my share of this step
-    joined: bool = False  # I came in by replaying outcomes, and have committed nothing as a member yet
+    joined: bool = False  # I came in by replaying outcomes, and my loop has yet to go through the newest one
+    copied: bool = False  # my state is a copy of another's, and I have committed nothing as a member yet
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):

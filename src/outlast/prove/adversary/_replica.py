@@ -161,7 +161,8 @@ class SimulatedReplica(SimulatedSeat):
 
     def _roll_facts(self) -> RollFacts:
         outcome = hash((*self.out, self.norm))
-        return RollFacts(outcome=outcome, state=lambda: self.state & MASK, late=self.spare.course.late, joined=False)
+        late, joined = self.spare.course.late, self.spare.came_in
+        return RollFacts(outcome=outcome, state=lambda: self.state & MASK, late=late, joined=joined)
 
     def _keep(self, view: View, entries: Sequence[RollEntry]) -> None:
         self._roll = list(entries)

@@ -35,6 +35,7 @@ class LinkHalf:
         self.me, self.num_microbatches, self.num_rows, self.until = me, num_microbatches, num_rows, until
         self.rows_by_host = rows_by_host  # what a host's members compute counts together
         self.state: Literal["fresh", "joining", "ready", "member"] = "fresh"
+        self.copied = False  # as in `RollEntry`
         self.unbegun = False  # told of a first view, and has not begun with what the run begins with
         self.epoch = 0
         self.committed = committed
@@ -121,7 +122,7 @@ class LinkHalf:
     def _start_again(self, state: Literal["fresh", "joining"], donors: tuple[str, ...], serve: ServeId) -> None:
         """Whatever is here counts for nothing; a snapshot replaces it (18)."""
         self.state, self.serve, self.serve_id, self.unbegun = state, donors, serve, False
-        self.view, self.formed, self.plan = None, False, None
+        self.view, self.formed, self.plan, self.copied = None, False, None, True
         self.held.clear()
         self._voided = self.decided
         self.keeps_output = self.decided = False

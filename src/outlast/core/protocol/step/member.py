@@ -80,6 +80,7 @@ class Member(LinkHalf):
             audit=self.audits.stand(self.plan, self.committed),
             late=late,
             joined=joined,
+            copied=self.copied,
         )
 
     def called(self, entries: Sequence[RollEntry], now_s: float = 0.0) -> list[m.ToCoordinator]:
@@ -173,6 +174,7 @@ class Member(LinkHalf):
         if not self.decided:
             raise ProtocolViolation("a step was committed that was not decided")
         self._advance()
+        self.copied = False
         view = self.view
         if view is None or view.id != self._decided_in or self.over(view.id):
             return []

@@ -155,7 +155,7 @@ def same_states(
     said = (yield AskAll(step, {"parts": tuple(found.parts())}, roll=step < 0))["parts"]
     there = tuple(entry for entry in entries if entry.committed == double and entry.fingerprint)
     part, count = first_difference({entry.member: said[entry.member] for entry in there})
-    differing, majority = agree({entry.member: entry.fingerprint for entry in there})
+    differing, majority = _unlike(there)
     text = "; ".join(f"{', '.join(names)} at step {at}: {value:016x}" for (at, value), names in groups.items())
     difference = StateDifference(
         step=double,
@@ -172,6 +172,20 @@ def same_states(
     raise found.diverged(found.view, difference)
 
 
+def _unlike(there: Sequence[RollEntry]) -> tuple[tuple[str, ...], bool]:
+    """(who is not like the majority, whether there is one). A copy may be one of a memory that was wrong by then, so it
+    speaks for nobody; where only one has a state of its own, copies can be found wrong, and it cannot."""
+    own = {entry.member: entry.fingerprint for entry in there if not entry.copied}
+    if len(own) > 1:
+        wrong, majority = agree(own)
+        if not majority:
+            return tuple(own), False
+        right = next(value for name, value in own.items() if name not in wrong)
+        return tuple(entry.member for entry in there if entry.fingerprint != right), True
+    wrong, majority = agree({entry.member: entry.fingerprint for entry in there})
+    return (wrong, majority) if own.keys().isdisjoint(wrong) else (tuple(entry.member for entry in there), False)
+
+
 def first_difference(rows: Mapping[str, PartRows]) -> tuple[str, int]:
     """(the first part that is not the same on all, how many are not). Parts that only some have differ."""
     tables = [dict(table) for table in rows.values()]
@@ -183,12 +197,9 @@ def first_difference(rows: Mapping[str, PartRows]) -> tuple[str, int]:
 
 
 def _expel(seat: Seat, guards: StepGuards, found: StateDifference) -> Course[None]:
-    """Where most are equal and the guards replace who is not, those must go; who has just joined cannot speak against
-    who has not."""
+    """Where most are equal and the guards replace who is not, those must go."""
     policy = guards.policy
     if policy is None or policy.divergence != "replace" or not policy.agreement or not found.majority:
-        return
-    if found.joined and not set(found.differing) <= set(found.joined):
         return
     wrong = [entry for entry in found.there if entry.member in found.differing]
     evidence = GuardEvidence(
