@@ -161,8 +161,7 @@ class SimulatedReplica(SimulatedSeat):
 
     def _roll_facts(self) -> RollFacts:
         outcome = hash((*self.out, self.norm))
-        late, joined = self.spare.course.late, self.spare.came_in
-        return RollFacts(outcome=outcome, state=lambda: self.state & MASK, late=late, joined=joined)
+        return RollFacts(outcome=outcome, state=lambda: self.state & MASK, late=self.spare.course.late, joined=False)
 
     def _keep(self, view: View, entries: Sequence[RollEntry]) -> None:
         self._roll = list(entries)
