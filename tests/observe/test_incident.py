@@ -91,6 +91,38 @@ def test_who_stops_with_steps_lost_is_told_what_keeps_them(
     assert "To do: nothing" not in text
 
 
+def scaled(at_s: float, replicas: int) -> ev.Asked:
+    return ev.Asked(at_s=at_s, what="scale", about=str(replicas), accepted=True, text="", replicas=[])
+
+
+def test_a_run_that_was_scaled_is_charged_for_what_it_held_when(story: Any) -> None:
+    whole = story.whole
+    wall_s = why(whole).cost.wall_s
+    half_s = whole[0].at_s + wall_s / 2
+    events = sorted([*whole, scaled(half_s, 2)], key=lambda event: event.at_s)
+    told = of(events)
+    assert told.accelerators == pytest.approx(4.0)  # five for one half of the time, three for the other
+    assert told.paid_hours == pytest.approx(4.0 * wall_s / 3600)
+    refused = msgspec.structs.replace(scaled(half_s, 2), accepted=False)
+    assert of(sorted([*whole, refused], key=lambda event: event.at_s)).accelerators == 5
+    quarter = of(sorted([*whole, scaled(whole[0].at_s + wall_s / 4, 2)], key=lambda event: event.at_s))
+    assert "accelerator-hours on 3.50 (the mean over its time)" in quarter.paragraph
+
+
+def test_spares_that_the_run_chose_count_while_they_were_held(story: Any) -> None:
+    whole = story.whole
+    wall_s = why(whole).cost.wall_s
+    more = ev.SparesHeld(at_s=whole[0].at_s + wall_s / 2, number=3, worth=3, reason="", replicas=[])
+    assert of(sorted([*whole, more], key=lambda event: event.at_s)).accelerators == pytest.approx(6.0)
+
+
+def test_each_rank_of_a_replica_is_an_accelerator(story: Any) -> None:
+    first, *others = story.whole
+    told = of([msgspec.structs.replace(first, config={"ranks": 4}), *others])
+    assert told.accelerators == 20
+    assert "accelerator-hours on 20," in told.paragraph
+
+
 def test_nothing_failed(story: Any) -> None:
     told = of([*story.started, *story.training, *story.finished])
     assert told.wasted_hours == told.money or told.money is None

@@ -16,7 +16,7 @@ Price = Annotated[
     str | None, typer.Option(help="What an accelerator costs for an hour, as '2.50 EUR': adds the faults' cost.")
 ]
 Accelerators = Annotated[
-    int | None, typer.Option(min=1, help="Accelerators that the run holds; by default one a replica and spare.")
+    int | None, typer.Option(min=1, help="Accelerators that the run holds; by default one a rank, spares included.")
 ]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from outlast.core import events as ev
+from outlast.core.held_places import mean_places
 from outlast.errors import ConfigError
 from outlast.observe._why import Why, remedy
 from outlast.observe.rounding import format_s
@@ -32,11 +33,12 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """The paragraph and its figures. `wasted_hours`: accelerator-hours that faults cost, of `paid_hours` in all;
-    `money`: what the wasted ones cost, None without a price."""
+    """The paragraph and its figures. `accelerators`: as many as the run held, the mean over its time where it was
+    scaled; `wasted_hours`: accelerator-hours that faults cost, of `paid_hours` in all; `money`: what the wasted ones
+    cost, None without a price."""
 
     paragraph: str
-    accelerators: int
+    accelerators: float
     paid_hours: float
     wasted_hours: float
     money: float | None
@@ -57,9 +59,9 @@ def incident(
     story: Why, events: Sequence[ev.AnyEvent], *, price: Price | None = None, accelerators: int | None = None
 ) -> Incident:
     """The paragraph of a run whose story is told. `events`: as `story_of` takes them. `accelerators`: how many the
-    run holds; by default one a replica, spares included."""
+    run holds; by default one a rank of each replica that it was to have, spares included, over its time."""
     started = next((event for event in events if isinstance(event, ev.RunStarted)), None)
-    many = accelerators if accelerators is not None else _held(started)
+    many = accelerators if accelerators is not None else _held(started, events, story.cost.wall_s)
     wasted_h = sum(getattr(story.cost, name) for name in _WASTES) * many / 3600
     money = wasted_h * price.per_hour if price else None
     parts = [
@@ -76,8 +78,13 @@ def incident(
     )
 
 
-def _held(started: ev.RunStarted | None) -> int:
-    return max(1, started.num_replicas + started.num_spares) if started else 1
+def _held(started: ev.RunStarted | None, events: Sequence[ev.AnyEvent], wall_s: float) -> float:
+    """Accelerators, one a rank: a run that was scaled, or that chose its spares, held now more of them and now less."""
+    if started is None:
+        return 1
+    ranks = started.config.get("ranks")
+    held = max(1.0, mean_places(events, wall_s)) * (ranks if isinstance(ranks, int) else 1)
+    return int(held) if held == int(held) else held
 
 
 def _who(story: Why, started: ev.RunStarted | None) -> str:
@@ -126,9 +133,10 @@ def _lost(story: Why) -> str:
     return f"Lost: {_many(story.lost_steps, 'step')}{again}; {still}."
 
 
-def _cost(wasted_h: float, paid_h: float, many: int, money: float | None, price: Price | None) -> str:
+def _cost(wasted_h: float, paid_h: float, many: float, money: float | None, price: Price | None) -> str:
     share = f", {wasted_h / paid_h:.2%} of what was paid for" if paid_h > 0 else ""
-    said = f"Cost of it: {_hours(wasted_h)} accelerator-hours on {many:,}{share}"
+    on = f"{many:,}" if many == int(many) else f"{many:,.2f} (the mean over its time)"
+    said = f"Cost of it: {_hours(wasted_h)} accelerator-hours on {on}{share}"
     if money is None or price is None:
         return f"{said}."
     unit = f" {price.currency}" if price.currency else ""

@@ -13,6 +13,7 @@ from typing import Any
 
 from outlast.core import events as ev
 from outlast.core.events import AnyEvent
+from outlast.core.held_places import mean_places
 from outlast.core.reliability import count_interval
 from outlast.errors import ConfigError
 
@@ -62,7 +63,7 @@ def run_of_month(name: str, events: Sequence[AnyEvent], seconds: dict[str, float
         name=name,
         began_s=started.at_s,
         seconds=seconds,
-        replicas=_mean_replicas(started, events, seconds["wall"]),
+        replicas=mean_places(events, seconds["wall"]),
         steps=finished.steps if finished is not None else progress,
         outcome=finished.outcome if finished is not None else "",
         losses=sum(isinstance(event, ev.FleetGone) for event in events),
@@ -70,24 +71,6 @@ def run_of_month(name: str, events: Sequence[AnyEvent], seconds: dict[str, float
             (e.cause, e.detect_s, e.downtime_s, e.lost_steps) for e in events if isinstance(e, ev.Recovery)
         ],
     )  # fmt: skip
-
-
-def _mean_replicas(started: ev.RunStarted, events: Sequence[AnyEvent], wall_s: float) -> float:
-    """Replicas and spares that the run was to have, over its time: people scale it, and its policy chooses spares."""
-    replicas, spares, since_s, held_s = started.num_replicas, started.num_spares, started.at_s, 0.0
-    end_s = started.at_s + wall_s
-    for event in events:
-        before = replicas + spares
-        if isinstance(event, ev.Asked) and event.accepted and event.what == "scale":
-            replicas = int(event.about)
-        elif isinstance(event, ev.SparesHeld):
-            spares = event.number
-        else:
-            continue
-        at_s = min(max(event.at_s, since_s), end_s)
-        held_s, since_s = held_s + before * (at_s - since_s), at_s
-    held_s += (replicas + spares) * (end_s - since_s)
-    return held_s / wall_s if wall_s > 0 else float(replicas + spares)
 
 
 def month_answer(
