@@ -195,14 +195,7 @@ def job_command(
 ) -> None:
     """Design a job: clocks, ETTR, intervals, spares, placement, sensitivity (the default command)."""
     if from_run:
-        from pathlib import Path
-
-        from outlast.observe import find_run
-        from outlast.plan.reruns import rerun_answer
-
-        run = Path(from_run)
-        journal = run.is_file() and run.suffix == ".db"
-        emit(rerun_answer(str(run if journal else find_run(run).run_dir), write_seconds), json)
+        emit(_rerun(from_run, write_seconds), json)
         return
     from outlast.plan.designs import design, write_report
 
@@ -245,6 +238,20 @@ def prediction(
     told = _foretold(diary, share, precision, notice_s)
     answer = prediction_answer(**told, file=file or "", profile=profile, params=params, accelerators=accelerators)
     emit(answer, json, svg)
+
+
+def _rerun(run: str, write_s: float | None) -> Answer:
+    """The answer to `--from-run`: a run directory, one of several runs, or the journal's own file."""
+    from pathlib import Path
+
+    from outlast.cli._tell_story import useful_of
+    from outlast.observe import find_run
+    from outlast.plan.reruns import rerun_answer
+
+    named = Path(run)
+    journal = named.is_file() and named.suffix == ".db"
+    run_dir = named.parent if journal else find_run(named).run_dir
+    return rerun_answer(str(named if journal else run_dir), useful_of(run_dir), write_s)
 
 
 def _foretold(diary: str, share: float | None, precision: float | None, notice_s: float | None) -> dict[str, Any]:

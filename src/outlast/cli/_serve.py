@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from outlast.core import events as ev
     from outlast.observe.web import Wishes
+    from outlast.plan.useful_time import UsefulSeen
 
 _MOST_REPLICAS = 100_000
 
@@ -58,14 +59,13 @@ def serve(
     return 0
 
 
-def _beside_plan(events: Sequence[ev.AnyEvent]) -> list[dict[str, object]]:
+def _beside_plan(events: Sequence[ev.AnyEvent], useful: UsefulSeen) -> list[dict[str, object]]:
     """What was planned beside what was seen, and what the run believes: the tables of `outlast why`."""
-    from outlast.cli._tell_story import beliefs
-    from outlast.plan.beliefs_beside import worth_telling
+    from outlast.plan.run_beside import run_beside, worth_telling
 
     return [
         {"title": table.title, "columns": table.columns, "rows": table.rows, "note": note}
-        for table, note in worth_telling(*beliefs(events))
+        for table, note in worth_telling(run_beside(events, useful))
     ]
 
 

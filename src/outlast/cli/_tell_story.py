@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outlast.core import events as ev
-    from outlast.core.policy import Believed
     from outlast.health import Foretold
     from outlast.journal import Journal
-    from outlast.observe import Incident, Why
-    from outlast.plan.beliefs_beside import Beside
+    from outlast.observe import Incident, UsefulTime, Why
+    from outlast.plan.run_beside import RunBeside
 
-__all__ = ["beliefs", "tell_story"]
+__all__ = ["tell_story", "useful_of"]
 
 
 def tell_story(
@@ -30,6 +29,7 @@ def tell_story(
 ) -> int:
     """Print what happened in a run, what it cost and what to do next."""
     from outlast import journal, observe
+    from outlast.plan.run_beside import run_beside
 
     costs = observe.price_of(price) if price is not None else None
     with open_run(run) as (reader, run_dir):
@@ -42,9 +42,9 @@ def tell_story(
         if not as_json:
             print(incident.paragraph, flush=True)  # what is needed at once, before what takes longer
         links, foretold = _of_health(reader, events)
-    story = observe.at_length(story, events, everything=every)
+    story, useful = observe.at_length(story, events, everything=every), history.accounts.useful(story.cost)
     if as_json:
-        _print_json(story, run_dir, incident, beliefs(events), links, foretold)
+        _print_json(story, run_dir, incident, run_beside(events, useful), links, foretold)
         return 0
     print(f"\n{observe.render_why(story)}")
     if foretold is not None:
@@ -53,41 +53,38 @@ def tell_story(
         print(f"\n{health.worth_of(foretold)}")
     if links:
         print("\nLinks\n" + "\n".join(f"- {text}" for text in links))
-    _print_beliefs(*beliefs(events))
+    _print_beside(run_beside(events, useful))
     if history.points:
         print(f"\nLoss\n{observe.plot(history.points)}")
     return 0
 
 
-def beliefs(events: Sequence[ev.AnyEvent]) -> tuple[Believed | None, list[Beside]]:
-    """What the run believes of its failures, and what was predicted of them beside what was seen."""
-    from outlast.plan.beliefs_beside import believed_of_events, predicted_beside_observed
+def useful_of(run_dir: Path) -> UsefulTime:
+    """The useful time of a run, as its story has it: of now while it goes on."""
+    from outlast import journal, observe
 
-    believed = believed_of_events(events)
-    return believed, predicted_beside_observed(believed) if believed else []
+    with journal.Journal.open_reader(run_dir) as reader:
+        history = observe.read_history(run_dir, reader, say=note)
+        events = observe.read_story(reader, history)
+        held = journal.is_held(run_dir)
+        now_s = journal.run_now_s(run_dir) if held else None
+        story = observe.why(events, held=held, now_s=now_s, accounts=history.accounts, brief=True)
+    return history.accounts.useful(story.cost)
 
 
-def _print_beliefs(believed: Believed | None, beside: list[Beside]) -> None:
-    from outlast.plan.beliefs_beside import worth_telling
+def _print_beside(run: RunBeside) -> None:
+    from outlast.plan.run_beside import worth_telling
 
-    for table, said in worth_telling(believed, beside):
+    for table, said in worth_telling(run):
         print(f"\n{table.text()}\n{said}")
 
 
 def _print_json(
-    story: Why,
-    run_dir: Path,
-    incident: Incident,
-    believes: tuple[Believed | None, list[Beside]],
-    links: list[str],
-    foretold: Foretold | None,
+    story: Why, run_dir: Path, incident: Incident, beside: RunBeside, links: list[str], foretold: Foretold | None
 ) -> None:
-    from outlast.plan.beliefs_beside import believed_data, beside_data
+    from outlast.plan.run_beside import run_data
 
-    believed, beside = believes
-    told = believed_data(believed) if believed else None
-    more = {"incident": incident, "predicted": beside_data(beside), "believed": told}
-    print_json(story, run_dir=run_dir, **more, links=links, foretold=foretold)
+    print_json(story, run_dir=run_dir, incident=incident, **run_data(beside), links=links, foretold=foretold)
 
 
 def _of_health(reader: Journal, events: Sequence[ev.AnyEvent]) -> tuple[list[str], Foretold | None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outlast.observe._accounting import Accounting, accounting
     from outlast.observe._curve import losses, plot, sparkline
+    from outlast.observe._cycles import UsefulTime
     from outlast.observe._export import JsonLines, MetricRow, MetricWriter, TensorBoardFile, WeightsAndBiases, rows_of
     from outlast.observe._find import Found, find_run
     from outlast.observe._history import History
@@ -42,21 +43,21 @@ _HOMES = {
     "JsonLines": "_export", "Live": "_live", "MetricRow": "_export", "MetricWriter": "_export",
     "OVER": "status_records", "Price": "_incident", "Process": "status_records", "ReplicaStatus": "status_records",
     "Row": "timeline_rows", "StateReading": "state_reading", "Status": "status_records", "StatusFold": "run_status",
-    "TensorBoardFile": "_export", "WeightsAndBiases": "_export", "Why": "_why", "accounting": "_accounting",
-    "at_length": "_why", "find_run": "_find", "format_s": "rounding", "incident": "_incident", "losses": "_curve",
-    "plot": "_curve", "price_of": "_incident", "read_history": "_kept_history", "read_state": "state_reading",
-    "read_story": "story_reading", "remedy": "_why", "render_accounting": "plain_text", "render_losses": "plain_text",
-    "render_people": "plain_text", "render_run": "plain_text", "render_status": "plain_text",
-    "render_timeline": "plain_text", "render_why": "plain_text", "row_of": "timeline_rows", "rows_of": "_export",
-    "sample_losses": "state_reading", "sparkline": "_curve", "status": "run_status", "table": "plain_text",
-    "timeline": "timeline_rows", "why": "_why",
+    "TensorBoardFile": "_export", "UsefulTime": "_cycles", "WeightsAndBiases": "_export", "Why": "_why",
+    "accounting": "_accounting", "at_length": "_why", "find_run": "_find", "format_s": "rounding",
+    "incident": "_incident", "losses": "_curve", "plot": "_curve", "price_of": "_incident",
+    "read_history": "_kept_history", "read_state": "state_reading", "read_story": "story_reading", "remedy": "_why",
+    "render_accounting": "plain_text", "render_losses": "plain_text", "render_people": "plain_text",
+    "render_run": "plain_text", "render_status": "plain_text", "render_timeline": "plain_text",
+    "render_why": "plain_text", "row_of": "timeline_rows", "rows_of": "_export", "sample_losses": "state_reading",
+    "sparkline": "_curve", "status": "run_status", "table": "plain_text", "timeline": "timeline_rows", "why": "_why",
 }  # fmt: skip
 
 __all__ = [
     "OVER", "Accounting", "Advice", "Found", "History", "Incident", "JsonLines", "Live", "MetricRow", "MetricWriter",
     "Price", "Process", "ReplicaStatus", "Row", "StateReading", "Status", "StatusFold", "TensorBoardFile",
-    "WeightsAndBiases", "Why", "accounting", "at_length", "find_run", "format_s", "incident", "losses", "plot",
-    "price_of", "read_history", "read_state", "read_story", "remedy", "render_accounting", "render_losses",
+    "UsefulTime", "WeightsAndBiases", "Why", "accounting", "at_length", "find_run", "format_s", "incident", "losses",
+    "plot", "price_of", "read_history", "read_state", "read_story", "remedy", "render_accounting", "render_losses",
     "render_people", "render_run", "render_status", "render_timeline", "render_why", "row_of", "rows_of",
     "sample_losses", "sparkline", "status", "table", "timeline", "why",
 ]  # fmt: skip

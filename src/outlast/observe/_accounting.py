@@ -24,6 +24,7 @@ from collections.abc import Iterable
 import msgspec
 
 from outlast.core import events as ev
+from outlast.observe._cycles import Cycles, UsefulTime
 
 __all__ = ["Accounting", "AccountingFold", "accounting", "usual_silence_s"]
 
@@ -31,6 +32,7 @@ _ORDER = ("recovery", "stalled", "lost", "checkpoint", "degraded", "productive")
 """Where clocks disagree and the parts are more than the whole, the last one is told less of."""
 
 
+_NO_FAILURE = frozenset({"finished", "left"})  # ends of replicas
 _NUM_STEPS = 1 << 15
 """How many stretches of steps are remembered apart; a run of a million steps has no more."""
 
@@ -86,6 +88,7 @@ class _Facts(msgspec.Struct):
     without_state: bool = False  # the fleet was lost, and no step has been committed since
     over: bool = False
     gone: int = 0
+    cycles: Cycles = msgspec.field(default_factory=Cycles)
 
 
 class AccountingFold:
@@ -127,6 +130,10 @@ class AccountingFold:
     def start_s(self) -> float:
         """Return when the first event was, in Unix seconds."""
         return self._now.start_s
+
+    def useful(self, account: Accounting) -> UsefulTime:
+        """ETTR of an account that `accounting` has just given, with its interval."""
+        return self._now.cycles.useful(account.wall_s, account.productive_s)
 
     @property
     def _now(self) -> _Facts:
@@ -216,6 +223,7 @@ def _estimated(event: ev.ProgressMade, facts: _Facts) -> ev.ProgressMade:
 
 
 def _note(event: ev.AnyEvent, facts: _Facts) -> None:
+    _note_failure(event, facts)
     match event:
         case ev.RunStarted():
             beat = event.config.get("heartbeat_s")
@@ -236,7 +244,25 @@ def _note(event: ev.AnyEvent, facts: _Facts) -> None:
                 _lose(kept, facts)
 
 
+def _note_failure(event: ev.AnyEvent, facts: _Facts) -> None:
+    """What failed ends a stretch where the last commit before it was; before the first one there is nothing to end."""
+    match event:
+        case ev.ReplicaExited() if event.cause not in _NO_FAILURE:
+            who = event.replica
+        case ev.Recovery():
+            who = event.replica
+        case ev.FleetGone():
+            who = "fleet"
+        case ev.VerdictReached() if event.action == "rewind":
+            who = "rewind"
+        case _:
+            return
+    if facts.commit_s is not None:
+        facts.cycles.strike(who, facts.commit_s - facts.start_s, facts.sums.get("productive", 0.0))
+
+
 def _count(event: ev.ProgressMade, facts: _Facts) -> None:
+    facts.cycles.go_on()
     if facts.commit_s is None:
         facts.begin_s = event.committed_at_s - math.fsum(event.seconds.values())
     facts.commit_s, facts.step_s = event.committed_at_s, event.step_s or facts.step_s

@@ -19,7 +19,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.errors import OutlastError
 from outlast.journal import Journal, code_digest, ends_digest, sealed, unsealed
-from outlast.observe import _accounting, _history, story_events
+from outlast.observe import _accounting, _cycles, _history, story_events
 from outlast.observe._history import History
 
 __all__ = ["KEPT_NAME", "keep", "kept_history", "read_history"]
@@ -113,4 +113,4 @@ def keep(run_dir: Path, journal: Journal, history: History) -> bool:
 @functools.cache
 def _code() -> bytes | None:
     """Folds that other code made may count otherwise."""
-    return code_digest([_accounting, _history, story_events, ev])
+    return code_digest([_accounting, _cycles, _history, story_events, ev])

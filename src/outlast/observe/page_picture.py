@@ -16,6 +16,7 @@ import msgspec
 from outlast.core import events as ev
 from outlast.observe._accounting import Accounting
 from outlast.observe._clocks import Clock, clocks
+from outlast.observe._cycles import UsefulTime
 from outlast.observe._history import History
 from outlast.observe._why import Why, headline_of, story_of
 from outlast.observe.run_status import StatusFold
@@ -183,6 +184,10 @@ class RunFold:
     def accounting(self, state: Status, now_s: float | None) -> Accounting:
         """As `outlast why` has it, as far as history was read."""
         return self.history.accounts.accounting(now_s=now_s if state.state in RUNNING else None)
+
+    def useful(self, state: Status, now_s: float | None) -> UsefulTime:
+        """ETTR with its interval, as `outlast why` has both."""
+        return self.history.accounts.useful(self.accounting(state, now_s))
 
     def clocks(self, state: Status, now_s: float | None) -> list[Clock]:
         """MTBF, MTBI, MTBR over the run's wall time so far."""

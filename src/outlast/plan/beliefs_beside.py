@@ -20,13 +20,16 @@ from .number_words import duration, share, significant
 from .run_journal import RunJournal
 
 __all__ = [
-    "Beside", "Observed", "believed_data", "believed_of_events", "believed_table", "beside_data", "beside_note",
-    "beside_table", "fold", "observe_run", "predicted_beside_observed", "worth_telling",
+    "Beside", "Observed", "believed_data", "believed_table", "beside_data", "beside_note",
+    "beside_table", "fold", "observe_run", "predicted_beside_observed", "predicted_counts", "record_of_events",
 ]  # fmt: skip
 
 _PRIOR_NOTE = (
     "Prior: {replica} between deaths of a replica, {fleet} between losses of all, as the run itself begins with."
 )
+
+_Cell = tuple[float, float, float]
+"""(share, shape, rate in seconds) of one of the Gammas that a prior mixes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,31 +96,47 @@ def predicted_beside_observed(seen: Believed, prior: RunPrior | None = None) -> 
     The interval is the prior's predictive (negative binomial; for losses a mixture of them, as the prior is one of
     several rates): what one run of this length can show.
     """
-    before = prior or RunPrior()
-    replica, losses = before.replica, Losses(prior_s=before.fleet_s)
-    deaths = ((1.0, replica.weight, replica.weight / replica.rate),)
+    deaths, losses = _rates(prior)
     return [
         _beside("a replica dies", deaths, seen.exposed_s, seen.num_deaths),
-        _beside("all work since a save is lost", losses.rates(), seen.watched_s, seen.num_losses),
+        _beside("all work since a save is lost", losses, seen.watched_s, seen.num_losses),
     ]
 
 
-def _beside(name: str, cells: Sequence[tuple[float, float, float]], exposure_s: float, seen: int) -> Beside:
-    """cells: (share, shape, rate in seconds) of the Gammas that the prior mixes."""
+def predicted_counts(seen: Believed, p: float, prior: RunPrior | None = None) -> tuple[float, float]:
+    """How many deaths of replicas, and how many losses of all, one run of this length has at most with probability `p`,
+    each by its own predictive distribution."""
+    deaths, losses = _rates(prior)
+    return _quantile(p, _odds(deaths, seen.exposed_s)), _quantile(p, _odds(losses, seen.watched_s))
+
+
+def _rates(prior: RunPrior | None) -> tuple[Sequence[_Cell], Sequence[_Cell]]:
+    """What the prior says of deaths of one replica, and of losses of all."""
+    before = prior or RunPrior()
+    replica = before.replica
+    return [(1.0, replica.weight, replica.weight / replica.rate)], Losses(prior_s=before.fleet_s).rates()
+
+
+def _odds(cells: Sequence[_Cell], exposure_s: float) -> list[_Cell]:
+    return [(part, alpha, beta_s / (beta_s + exposure_s)) for part, alpha, beta_s in cells]
+
+
+def _beside(name: str, cells: Sequence[_Cell], exposure_s: float, seen: int) -> Beside:
     mean = sum(part * alpha / beta_s for part, alpha, beta_s in cells) * exposure_s
-    odds = [(part, alpha, beta_s / (beta_s + exposure_s)) for part, alpha, beta_s in cells]
+    odds = _odds(cells, exposure_s)
     low, high = (_quantile(p, odds) for p in (0.025, 0.975))
     return Beside(name, mean, seen, low, high)
 
 
-def believed_of_events(events: Iterable[AnyEvent]) -> Believed | None:
-    """What the run believes at its last event; None before its first view has formed. All events give what the
-    coordinator's record gives; of a long journal, whose progress is sampled, other last digits come out."""
+def record_of_events(events: Iterable[AnyEvent]) -> tuple[RunRecord, Believed] | None:
+    """The record of these events, and what the run believes at the last of them; None before its first view has formed.
+    All events give what the coordinator's record gives; of a long journal, whose progress is sampled, other last digits
+    come out."""
     record, at_s = RunRecord(), 0.0
     for event in events:
         record.take(event)
         at_s = event.at_s
-    return record.believed(at_s) if record.begun else None
+    return (record, record.believed(at_s)) if record.begun else None
 
 
 def believed_table(seen: Believed) -> Table:
@@ -165,15 +184,6 @@ def beside_note(rows: Sequence[Beside]) -> str:
     return said if any(row.tells for row in rows) else f"{said} The run is too short to hold what was seen against it."
 
 
-def worth_telling(believed: Believed | None, beside: Sequence[Beside]) -> list[tuple[Table, str]]:
-    """What terminal and page show of both, each table with what to say under it: nothing where the run was too short
-    for any number of failures to say something, and no belief that no death has changed."""
-    told = [(beside_table(beside), beside_note(beside))] if any(row.tells for row in beside) else []
-    if believed and believed.num_deaths:
-        told.append((believed_table(believed), "`outlast plan --from-run` says what that would change."))
-    return told
-
-
 def beside_data(rows: Sequence[Beside]) -> list[dict[str, object]]:
     """The rows for a program."""
     return [
@@ -189,7 +199,7 @@ def beside_data(rows: Sequence[Beside]) -> list[dict[str, object]]:
     ]
 
 
-def _quantile(p: float, cells: Sequence[tuple[float, float, float]]) -> float:
+def _quantile(p: float, cells: Sequence[_Cell]) -> float:
     """The smallest n with P(N <= n) >= p, where P(N <= n) = sum of share * I_odds(alpha, n + 1); odds in (0, 1]."""
 
     def below(n: int) -> float:

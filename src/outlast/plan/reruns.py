@@ -25,13 +25,15 @@ from .beliefs_beside import (
 )
 from .number_words import duration, share
 from .run_journal import open_journal
+from .useful_time import UsefulSeen, useful_beside, useful_data, useful_note, useful_table
 
 __all__ = ["rerun_answer"]
 
 
-def rerun_answer(path: str, write_s: float | None = None) -> Answer:
+def rerun_answer(path: str, useful: UsefulSeen, write_s: float | None = None) -> Answer:
     """What a run's journal says, and what the run itself chooses at its last event; with `write_s`, the interval that
-    it would choose if a save held training up for so long."""
+    it would choose if a save held training up for so long. `useful`: what the run's accounts make of its useful
+    time."""
     if write_s is not None:
         positive("--write-seconds", write_s)
     journal = open_journal(path)
@@ -40,6 +42,7 @@ def rerun_answer(path: str, write_s: float | None = None) -> Answer:
         record.saved(write_s, record.durable_s)
     believed = record.believed(journal.events[-1].at_s)
     rows = predicted_beside_observed(believed)
+    beside = useful_beside(record, believed, journal.events, useful)
     changes = _changes(journal.events, record, believed)
     measured = Table(
         title="Measured",
@@ -61,12 +64,15 @@ def rerun_answer(path: str, write_s: float | None = None) -> Answer:
         **believed_data(believed),
         "changes": changes,
         "predicted": beside_data(rows),
+        "useful_time": useful_data(beside),
         "accounts_s": seen.accounts_s,
     }
     total = sum(seen.failures.values())
     title = f"{path}: {duration(seen.seconds)}, {seen.num_replicas} replicas, {total} failures"
-    tables = (beside_table(rows), believed_table(believed), _change_table(changes), measured)
-    return Answer(title=title, tables=tables, data=data, notes=(beside_note(rows), believed.reason))
+    tables = (beside_table(rows), useful_table(beside), believed_table(believed), _change_table(changes), measured)
+    return Answer(
+        title=title, tables=tables, data=data, notes=(beside_note(rows), useful_note(beside), believed.reason)
+    )
 
 
 def _changes(events: list[AnyEvent], record: RunRecord, believed: Believed) -> list[dict[str, Any]]:

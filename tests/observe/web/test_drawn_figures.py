@@ -57,6 +57,7 @@ def test_a_browser_draws_what_the_terminal_prints(
 
 def drawn(browser: Browser, seen: Telling) -> None:
     s, w, head = seen.status, seen.why, seen.page["head"]
+    useful = w["useful_time"]
     failed = f", {s['num_failed_saves']:,} failed" if s["num_failed_saves"] else ""
     assert browser.script(DRAWN_FIGURES) == {
         "step": f"{s['step']:,}" + (f" of {s['until']:,}" if s["until"] else ""),
@@ -64,6 +65,11 @@ def drawn(browser: Browser, seen: Telling) -> None:
         "a step": format_s(s["step_s"]) if s["step_s"] else "–",
         "loss": format_number(s["loss"]),
         "useful time": format_share(w["ettr"]),
+        **(
+            {"useful time, 95 %": f"{format_share(useful['seen_low'])} to {format_share(useful['seen_high'])}"}
+            if useful["seen_low"] is not None
+            else {}
+        ),
         "faults outlasted": str(s["num_recoveries"]),
         "downtime": format_s(w["downtime_s"]),
         "saves": f"{head['num_saves']:,}{failed}",

@@ -310,7 +310,8 @@ def test_beside_the_plan_the_page_has_the_tables_of_why(tmp_path: Path, capsys: 
     assert main(["why", str(run_dir)]) == 0
     told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [table["title"] for table in plan["tables"]] == [
-        "Failures, predicted beside observed", "What the run believes now, and what its policies choose by it",
+        "Failures, predicted beside observed", "Useful time, predicted beside observed",
+        "What the run believes now, and what its policies choose by it",
     ]  # fmt: skip
     for table in plan["tables"]:
         assert table["title"] in told

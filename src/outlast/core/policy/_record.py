@@ -295,6 +295,11 @@ class RunRecord:
         """From a replica's death until its place is filled again: the mean of those seen, and one prior."""
         return self._replaced.mean_s(REPLACED_S)
 
+    @property
+    def restart_s(self) -> float:
+        """From the run's begin until its first view had formed, or what that takes before it was seen."""
+        return self._restart_s
+
     def replacements(self) -> Replacements:
         """What is believed of the replacement of a lost replica."""
         return Replacements(

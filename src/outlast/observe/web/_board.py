@@ -17,6 +17,7 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.journal import run_now_s
+from outlast.observe._cycles import UsefulTime
 from outlast.observe.page_reading import RunReading
 from outlast.observe.status_records import OVER, Status
 from outlast.observe.web._metrics import Scraped
@@ -30,8 +31,9 @@ _HISTORY_TURN_S = 0.1
 _CURVES_EVERY_S = 1.0
 _PLAN_EVERY_S = 30.0
 
-BesidePlan = Callable[[Sequence[ev.AnyEvent]], list[dict[str, object]]]
-"""What was planned beside what was seen, from the events of a story: tables, as `title`, `columns`, `rows`, `note`."""
+BesidePlan = Callable[[Sequence[ev.AnyEvent], UsefulTime], list[dict[str, object]]]
+"""What was planned beside what was seen, from the events of a story and the useful time of now: tables, as `title`,
+`columns`, `rows`, `note`."""
 
 
 class Shown:
@@ -121,9 +123,9 @@ class Shown:
         told = fold.version if self.reading.whole else -1 - int(time.monotonic() / _CURVES_EVERY_S)
         if self._changed("curves", told):
             published |= self._publish("curves", told, curves_part(fold))
-        return self._publish_plan(now_s) or published
+        return self._publish_plan(now_s, fold.useful(state, now_or_none)) or published
 
-    def _publish_plan(self, now_s: float) -> bool:
+    def _publish_plan(self, now_s: float, useful: UsefulTime) -> bool:
         """Beliefs are folded from the whole story, so seldom; they say of which moment they are."""
         fold = self.reading.fold
         due = self.reading.whole and _due(now_s, self._next_plan_s, _PLAN_EVERY_S)
@@ -131,7 +133,7 @@ class Shown:
             return False
         self._next_plan_s = now_s + _PLAN_EVERY_S
         since_s = fold.latest_s - (fold.start_s or fold.latest_s)
-        content = {"since_s": since_s, "tables": self._beside_plan(self.reading.story())}
+        content = {"since_s": since_s, "tables": self._beside_plan(self.reading.story(), useful)}
         return self._publish("plan", fold.version, content)
 
     def _changed(self, part: str, key: object) -> bool:

@@ -46,6 +46,7 @@ def head_part(fold: RunFold, state: Status, now_s: float | None, share_read: flo
         "headline": fold.headline(state, now_s),
         "cost": cost,
         "ettr": cost.ettr,
+        "ettr_95": fold.history.accounts.useful(cost).ettr_95,
         "clocks": fold.clocks(state, now_s),
         "num_saves": fold.num_saves,
         "num_rows": len(fold.rows),

@@ -248,6 +248,7 @@ class Run {
       ["a step", s.step_s ? seconds(s.step_s) : "–"],
       ["loss", s.loss === null ? "–" : number(s.loss)],
       ["useful time", percent(head.ettr)],
+      ...(head.ettr_95 ? [["useful time, 95 %", head.ettr_95.map(percent).join(" to ")]] : []),
       ["faults outlasted", count(s.num_recoveries)],
       ["downtime", story ? seconds(story.downtime_s) : "–"],
       ["saves", count(head.num_saves) + (s.num_failed_saves ? `, ${count(s.num_failed_saves)} failed` : "")],
