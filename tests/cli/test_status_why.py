@@ -173,8 +173,11 @@ def test_why_shows_predicted_beside_observed_and_plan_agrees(run_dir: Path, caps
     rows = json.loads(outlast(capsys, "why", str(run_dir), "--json")[1])["predicted"]
     assert [(row["seen"], row["surprise"]) for row in rows] == [(1, False), (0, False)]
     assert 0 < rows[0]["predicted"] < 1e-5
+    useful = json.loads(outlast(capsys, "why", str(run_dir), "--json")[1])["useful_time"]
+    assert (useful["seen_low"], useful["seen_high"], useful["surprise"]) == (None, None, False)  # one failure says none
     for where in (run_dir, run_dir.parent):
-        assert json.loads(outlast(capsys, "plan", "--from-run", str(where), "--json")[1])["predicted"] == rows
+        planned = json.loads(outlast(capsys, "plan", "--from-run", str(where), "--json")[1])
+        assert (planned["predicted"], planned["useful_time"]) == (rows, useful)
     told, planned = outlast(capsys, "why", str(run_dir))[1], outlast(capsys, "plan", "--from-run", str(run_dir))[1]
     assert "predicted" not in told  # of three seconds of training no number says anything
     assert "SURPRISE" not in told + planned
@@ -195,6 +198,9 @@ def test_why_marks_what_a_long_run_should_not_have_shown(tmp_path: Path, capsys:
     line = next(line for line in told.splitlines() if line.startswith("a replica dies"))
     assert "SURPRISE" in line
     assert line in planned.splitlines()
+    useful = next(line for line in told.splitlines() if line.startswith("useful time (ETTR)"))
+    assert "no interval yet" in useful
+    assert useful in planned.splitlines()
 
 
 def test_why_of_a_run_without_failures_has_nothing_surprising(
@@ -220,6 +226,7 @@ def test_why_of_a_run_that_has_hardly_begun_predicts_nothing(
     assert code == 0
     assert "predicted beside observed" not in out
     assert json.loads(outlast(capsys, "why", str(tmp_path / "run"), "--json")[1])["predicted"] == []
+    assert json.loads(outlast(capsys, "why", str(tmp_path / "run"), "--json")[1])["useful_time"] is None
 
 
 @pytest.mark.process

@@ -29,7 +29,6 @@ def tell_story(
 ) -> int:
     """Print what happened in a run, what it cost and what to do next."""
     from outlast import journal, observe
-    from outlast.plan.run_beside import run_beside
 
     costs = observe.price_of(price) if price is not None else None
     with open_run(run) as (reader, run_dir):
@@ -42,9 +41,12 @@ def tell_story(
         if not as_json:
             print(incident.paragraph, flush=True)  # what is needed at once, before what takes longer
         links, foretold = _of_health(reader, events)
-    story, useful = observe.at_length(story, events, everything=every), history.accounts.useful(story.cost)
+    from outlast.plan.run_beside import run_beside
+
+    story = observe.at_length(story, events, everything=every)
+    beside = run_beside(events, history.accounts.useful(story.cost))
     if as_json:
-        _print_json(story, run_dir, incident, run_beside(events, useful), links, foretold)
+        _print_json(story, run_dir, incident, beside, links, foretold)
         return 0
     print(f"\n{observe.render_why(story)}")
     if foretold is not None:
@@ -53,7 +55,7 @@ def tell_story(
         print(f"\n{health.worth_of(foretold)}")
     if links:
         print("\nLinks\n" + "\n".join(f"- {text}" for text in links))
-    _print_beside(run_beside(events, useful))
+    _print_beside(beside)
     if history.points:
         print(f"\nLoss\n{observe.plot(history.points)}")
     return 0

@@ -317,6 +317,17 @@ def test_beside_the_plan_the_page_has_the_tables_of_why(tmp_path: Path, capsys: 
         assert table["title"] in told
         assert {table["note"], *(" ".join(" ".join(row).split()) for row in table["rows"])} <= set(told)
     assert plan["since_s"] == pytest.approx(60.0 + 601.0)
+    useful = []
+    for words in (["why", str(run_dir)], ["plan", "--from-run", str(run_dir)]):
+        assert main([*words, "--json"]) == 0
+        useful.append(json.loads(capsys.readouterr().out)["useful_time"])
+        assert main(words) == 0
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+        assert " ".join(" ".join(plan["tables"][1]["rows"][0]).split()) in lines
+    assert useful[0] == useful[1]
+    assert useful[0]["failures"] >= 2
+    assert 0 <= useful[0]["seen_low"] < useful[0]["seen"] < useful[0]["seen_high"] <= 1
+    assert 0 <= useful[0]["low"] < useful[0]["predicted"] <= useful[0]["high"] <= 1
     assert [plan["tables"][0]["rows"][0][place] for place in (0, 2)] == ["a replica dies", "4"]
 
 
