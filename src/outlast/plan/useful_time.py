@@ -27,7 +27,8 @@ __all__ = [
 ]  # fmt: skip
 
 _TAILS = (0.0125, 0.9875)
-"""Of each of both classes: by Bonferroni's inequality 95 % of runs at least have no more, and no less, of either."""
+"""Probabilities at which the counts of both classes are read: by Bonferroni's inequality at least 95 of 100 runs have
+no more and no fewer of either."""
 
 
 class UsefulSeen(Protocol):

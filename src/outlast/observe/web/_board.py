@@ -17,7 +17,7 @@ import msgspec
 
 from outlast.core import events as ev
 from outlast.journal import run_now_s
-from outlast.observe._cycles import UsefulTime
+from outlast.observe import UsefulTime
 from outlast.observe.page_reading import RunReading
 from outlast.observe.status_records import OVER, Status
 from outlast.observe.web._metrics import Scraped
