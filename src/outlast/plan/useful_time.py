@@ -79,19 +79,20 @@ class UsefulBeside(NamedTuple):
 def costs_of(record: RunRecord, believed: Believed, events: Iterable[ev.AnyEvent]) -> UsefulCosts:
     """What the run has measured of its costs; of what it has not met yet, what its own policies go by."""
     worst: dict[tuple[int, ...], float] = {}  # faults that one view mended stood still together
-    deaths, every = 0, 0.0
+    deaths = saves = 0
     for event in events:
         if isinstance(event, ev.Recovery) and "." in event.replica:
             view = tuple(event.view)
             worst[view] = max(worst.get(view, 0.0), event.downtime_s)
             deaths += 1
-        elif isinstance(event, ev.RunStarted):
-            chosen = event.config.get("checkpoint_every")
-            every = float(chosen) if isinstance(chosen, int | float) and not isinstance(chosen, bool) else 0.0
+        elif isinstance(event, ev.CheckpointSaved):
+            saves += 1
+    # What the policy chooses now is no measure of what the run did: near its end it chooses to save no more.
+    apart_s = max(record.blocked_s, believed.watched_s / saves - record.blocked_s) if saves else believed.interval_s
     reshape_s = record.replacements().reshape_s
     return UsefulCosts(
         save_s=record.blocked_s,
-        interval_s=every * record.step_s or believed.interval_s,
+        interval_s=apart_s,
         durable_s=record.durable_s,
         restart_s=record.restart_s,
         stall_s=math.fsum(worst.values()) / deaths if deaths else reshape_s,
