@@ -2,7 +2,8 @@
 
 Role: the curves of the page. Pure. Invariants: memory and work a point are bounded; where there are more values than
 points, neighbours share one and its mean, lowest and highest value are kept; what was done twice is told as it was
-done the last time. Not for sums: those are `_accounting`'s.
+done the last time. A curve has one who follows it (`news`): the rows before the first that it names are as they were
+at the call before. Not for sums: those are `_accounting`'s.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from outlast.core import events as ev
 from outlast.observe._accounting import AccountingFold
 from outlast.observe.story_events import StoryFold
 
-__all__ = ["USES", "History", "LossCurve", "TimeCurve"]
+__all__ = ["USES", "CurveRow", "History", "LossCurve", "TimeCurve"]
+
+CurveRow = list[float | None]
 
 USES = ("productive", "degraded", "checkpoint", "recovery", "lost", "stalled", "idle")
 """What time is used for, as `Progress.seconds` names it; in this order they are stacked."""
 
 _POINTS = 600
 _FIRST_WIDTH_S = 0.5
+_NOTHING = (None, None, None)
 
 
 class LossCurve:
@@ -30,6 +34,7 @@ class LossCurve:
     def __init__(self, points: int = _POINTS) -> None:
         self._points, self._stride = points, 1
         self._cells: list[list[float]] = []  # index, count, sum, low, high; count is of finite values
+        self._fresh = 0  # the first cell that may have changed since `news`
 
     def add(self, step: int, loss: float) -> None:
         """One step's loss. A step below the newest one was done again: what followed it is forgotten."""
@@ -49,11 +54,13 @@ class LossCurve:
             cell[1] += 1
             cell[2] += loss
             cell[3], cell[4] = min(cell[3], loss), max(cell[4], loss)
+        self._fresh = min(self._fresh, len(cells) - 1)
         if len(cells) >= 2 * self._points:
             self._halve()
 
     def _halve(self) -> None:
         self._stride *= 2
+        self._fresh = 0
         old, self._cells = self._cells, []
         for index, count, total, low, high in old:
             half = index // 2
@@ -73,17 +80,25 @@ class LossCurve:
         """Go on from what `dump` returned. Raises msgspec.MsgspecError."""
         kind = tuple[int, int, list[list[float]]]
         self._points, self._stride, self._cells = msgspec.msgpack.decode(data, type=kind)
+        self._fresh = 0
 
-    def data(self) -> dict[str, object]:
-        """`steps`, `mean`, `low`, `high`: one number a point; null where no value was finite. `stride`: steps each."""
-        cells = self._cells
-        return {
-            "stride": self._stride,
-            "steps": [int(cell[0]) * self._stride for cell in cells],
-            "mean": [cell[2] / cell[1] if cell[1] else None for cell in cells],
-            "low": [cell[3] if cell[1] else None for cell in cells],
-            "high": [cell[4] if cell[1] else None for cell in cells],
-        }
+    @property
+    def head(self) -> dict[str, object]:
+        """Return `stride`: the steps of a row."""
+        return {"stride": self._stride}
+
+    def rows(self, first: int = 0) -> list[CurveRow]:
+        """Return step, mean, lowest and highest loss of each point from the row `first` on; None where no value was
+        finite."""
+        return [
+            [int(index) * self._stride, total / count, low, high] if count else [int(index) * self._stride, *_NOTHING]
+            for index, count, total, low, high in self._cells[first:]
+        ]
+
+    def news(self) -> tuple[int, list[CurveRow]]:
+        """Return the first row that may have changed since the last call, and all rows from it on."""
+        first, self._fresh = self._fresh, len(self._cells)
+        return first, self.rows(first)
 
 
 class TimeCurve:
@@ -92,6 +107,7 @@ class TimeCurve:
     def __init__(self, points: int = _POINTS) -> None:
         self._points, self._width_s = points, _FIRST_WIDTH_S
         self._cells: list[list[float]] = []  # steps, then seconds by use
+        self._fresh = 0  # the first cell that may have changed since `news`
 
     def add(self, event: ev.ProgressMade, start_s: float) -> None:
         """Spread what an event counts over the time that it speaks of."""
@@ -103,6 +119,7 @@ class TimeCurve:
             return
         self._reach(end_s)
         first, last = int(begin_s / self._width_s), int(end_s / self._width_s)
+        self._fresh = min(self._fresh, first)
         if first == last:
             cell = self._cells[first]
             for place, value in enumerate(values):
@@ -118,6 +135,7 @@ class TimeCurve:
     def _reach(self, end_s: float) -> None:
         while end_s / self._width_s >= 2 * self._points:
             self._width_s *= 2
+            self._fresh = 0
             pairs = zip(self._cells[::2], [*self._cells[1::2], self._empty()], strict=False)
             self._cells = [[x + y for x, y in zip(a, b, strict=True)] for a, b in pairs]
         while len(self._cells) <= int(end_s / self._width_s):
@@ -134,16 +152,21 @@ class TimeCurve:
         """Go on from what `dump` returned. Raises msgspec.MsgspecError."""
         kind = tuple[int, float, list[list[float]]]
         self._points, self._width_s, self._cells = msgspec.msgpack.decode(data, type=kind)
+        self._fresh = 0
 
-    def data(self) -> dict[str, object]:
-        """`width_s`; `steps`: committed in each stretch; `uses`: the names, in order; `seconds`: for each use, in each
-        stretch."""
-        return {
-            "width_s": self._width_s,
-            "steps": [cell[0] for cell in self._cells],
-            "uses": list(USES),
-            "seconds": [[cell[1 + place] for cell in self._cells] for place in range(len(USES))],
-        }
+    @property
+    def head(self) -> dict[str, object]:
+        """Return `width_s`: the seconds of a row; `uses`: the names of uses, in a row's order."""
+        return {"width_s": self._width_s, "uses": list(USES)}
+
+    def rows(self, first: int = 0) -> list[CurveRow]:
+        """Return the steps committed in each stretch of time from the row `first` on, and the seconds for each use."""
+        return [[*cell] for cell in self._cells[first:]]
+
+    def news(self) -> tuple[int, list[CurveRow]]:
+        """Return the first row that may have changed since the last call, and all rows from it on."""
+        first, self._fresh = self._fresh, len(self._cells)
+        return first, self.rows(first)
 
 
 class History:
@@ -158,9 +181,7 @@ class History:
     @property
     def points(self) -> list[tuple[int, float]]:
         """Return (step, loss) as `losses` has them; of a long run means of neighbours."""
-        data = self.losses.data()
-        pairs = zip(data["steps"], data["mean"], strict=True)  # type: ignore[call-overload]
-        return [(step, math.nan if mean is None else mean) for step, mean in pairs]
+        return [(int(step or 0), math.nan if mean is None else mean) for step, mean, *_ in self.losses.rows()]
 
     def take(self, event: ev.AnyEvent, seq: int) -> None:
         """Fold one event in, the entry `seq`. Every event once, in the journal's order, from the first."""

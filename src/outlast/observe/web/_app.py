@@ -1,13 +1,11 @@
 """The Starlette application: page, parts, rows, stream, metrics, probes.
 
 Role: requests in, published parts out; it decides nothing and reads no journal itself. Invariants: no route changes
-anything but the one of `_wishes.py`; nothing is fetched from another host; a stream holds at most one message for its
-reader, and is ended when the reader does not take it in time.
+anything but the one of `_wishes.py`; nothing is fetched from another host. Streams are `_stream.py`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -21,11 +19,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from outlast.observe.web._board import Board, Shown
 from outlast.observe.web._guard import Guard
 from outlast.observe.web._metrics import CONTENT_TYPE, metrics_text
+from outlast.observe.web._stream import Ears, Stream
 from outlast.observe.web._wishes import Wishes, wish_route
 
 __all__ = ["build_app"]
@@ -35,29 +34,6 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }  # fmt: skip
 _MAX_ROWS = 500
-_MAX_STREAMS = 512
-_TAKE_S = 30.0
-_IDLE_S = 15.0
-
-
-class _Ears:
-    """The streams that wait for something new."""
-
-    def __init__(self) -> None:
-        self.waiting: set[asyncio.Event] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def attach(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def wake(self) -> None:
-        """Called from the board's thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake_all)
-
-    def _wake_all(self) -> None:
-        for event in self.waiting:
-            event.set()
 
 
 def build_app(
@@ -65,7 +41,7 @@ def build_app(
 ) -> ASGIApp:
     """The application on a board. `follow`: whether it starts the board's thread; a test turns it by hand. `wishes`:
     what may be asked of runs; without it nothing."""
-    ears = _Ears()
+    ears = Ears()
     board.on_change = ears.wake
 
     @asynccontextmanager
@@ -74,6 +50,7 @@ def build_app(
         if follow:
             board.start()
         yield
+        ears.detach()
         if follow:
             board.stop()
 
@@ -93,7 +70,7 @@ def _rows_asked(request: Request) -> tuple[str, int | None, int, float | None]:
     return asked.get("show", "story"), first, limit, near_s
 
 
-def _routes(board: Board, ears: _Ears, wishes: Wishes | None) -> list[Route]:
+def _routes(board: Board, ears: Ears, wishes: Wishes | None) -> list[Route]:
     async def page(_: Request) -> Response:
         return _asset("index.html")
 
@@ -107,7 +84,7 @@ def _routes(board: Board, ears: _Ears, wishes: Wishes | None) -> list[Route]:
 
     async def picture(request: Request) -> Response:
         parts = _shown(board, request).parts
-        body = b",".join(msgspec.json.encode(name) + b":" + data for name, (_, data) in parts.items())
+        body = b",".join(msgspec.json.encode(name) + b":" + part.data for name, part in parts.items())
         return Response(b"{" + body + b"}", media_type="application/json")
 
     async def rows(request: Request) -> Response:
@@ -131,60 +108,12 @@ def _routes(board: Board, ears: _Ears, wishes: Wishes | None) -> list[Route]:
         Route("/api/runs", runs),
         Route("/api/runs/{run}/picture", picture),
         Route("/api/runs/{run}/rows", rows),
-        Route("/api/runs/{run}/stream", _Stream(board, ears)),
+        Route("/api/runs/{run}/stream", Stream(board, ears)),
         Route("/api/runs/{run}/ask/{wish}", wish_route(board, wishes), methods=["POST"]),
         Route("/metrics", metrics),
         Route("/healthz", healthz),
         Route("/ready", ready),
     ]
-
-
-class _Stream:
-    """Server-sent events: each message is the parts that changed since the one before, newest only."""
-
-    def __init__(self, board: Board, ears: _Ears) -> None:
-        self._board, self._ears = board, ears
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shown = self._board.runs.get(scope["path_params"]["run"])
-        if shown is None or len(self._ears.waiting) >= _MAX_STREAMS:
-            status, text = (404, "no such run\n") if shown is None else (503, "too many readers\n")
-            await PlainTextResponse(text, status)(scope, receive, send)
-            return
-        event = asyncio.Event()
-        self._ears.waiting.add(event)
-        talk = asyncio.create_task(self._talk(shown, event, send))
-        gone = asyncio.create_task(_until_gone(receive))
-        try:
-            await asyncio.wait({talk, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._ears.waiting.discard(event)
-            for task in (talk, gone):
-                task.cancel()
-            await asyncio.gather(talk, gone, return_exceptions=True)
-
-    async def _talk(self, shown: Shown, event: asyncio.Event, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        told: dict[str, int] = {}
-        while True:
-            event.clear()
-            parts = shown.parts
-            new = {name: part for name, part in parts.items() if told.get(name) != part[0]}
-            told = {name: part[0] for name, part in parts.items()}
-            body = b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), data) for name, (_, data) in new.items())
-            async with asyncio.timeout(_TAKE_S):
-                await send({"type": "http.response.body", "body": body or b": still here\n\n", "more_body": True})
-            try:
-                async with asyncio.timeout(_IDLE_S):
-                    await event.wait()
-            except TimeoutError:
-                continue  # a word now and then, so that proxies and readers know that both sides live
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _asset(name: str) -> Response:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,31 +21,52 @@ from outlast.observe import UsefulTime
 from outlast.observe.page_reading import RunReading
 from outlast.observe.status_records import OVER, Status
 from outlast.observe.web._metrics import Scraped
-from outlast.observe.web._parts import chosen, curves_part, head_part, marks_part, members_part, row_data, story_part
+from outlast.observe.web._parts import CurveParts, chosen, head_part, marks_part, members_part, row_data, story_part
 
-__all__ = ["BesidePlan", "Board", "Shown"]
+__all__ = ["BesidePlan", "Board", "Part", "Shown"]
 
 _POLL_S = 0.5
 _HEAD_EVERY_S = 1.0
 _HISTORY_TURN_S = 0.1
 _CURVES_EVERY_S = 1.0
-_PLAN_EVERY_S = 30.0
+_PLAN_EVERY_S, _PLAN_SHARE = 30.0, 0.002  # of a processor: beliefs of a long run take the more, and change the less
 
 BesidePlan = Callable[[Sequence[ev.AnyEvent], UsefulTime], list[dict[str, object]]]
 """What was planned beside what was seen, from the events of a story and the useful time of now: tables, as `title`,
 `columns`, `rows`, `note`."""
 
 
-class Shown:
-    """One run as it is shown: its reading, and the parts that were published."""
+class Part(NamedTuple):
+    """A part as it was published. `version`: rises with each change; `data`: the JSON; `news`: the JSON for who holds
+    the version before, which is shorter where a part grows at its end."""
 
-    def __init__(self, name: str, run_dir: Path, beside_plan: BesidePlan | None = None) -> None:
+    version: int
+    data: bytes
+    news: bytes
+
+
+_NEVER = Part(0, b"", b"")
+
+
+class Shown:
+    """One run as it is shown: its reading, and the parts that were published. `spent_s`: the processor's seconds that
+    this thread has used."""
+
+    def __init__(
+        self,
+        name: str,
+        run_dir: Path,
+        beside_plan: BesidePlan | None = None,
+        spent_s: Callable[[], float] = time.thread_time,
+    ) -> None:
         self.name, self.reading, self._beside_plan = name, RunReading(run_dir), beside_plan
-        self.parts: dict[str, tuple[int, bytes]] = {}
-        """By name: a number that rises with each change, and the JSON."""
+        self.parts: dict[str, Part] = {}
+        """By name. Never changed: what is published anew is another dictionary."""
+        self._curves, self._spent_s = CurveParts(), spent_s
         self.lock = threading.RLock()  # the folds are one thread's at a time: the board's, or a request's for rows
         self._seen: dict[str, Any] = {}
         self._next_head_s = self._next_plan_s = 0.0
+        self._plan_every_s = _PLAN_EVERY_S
 
     def turn(self, now_s: float) -> bool:
         """Read what is new and publish what it changes; whether anything was published."""
@@ -122,32 +143,39 @@ class Shown:
             published |= self._publish("story", story, story_part(fold, state, now_or_none))
         told = fold.version if self.reading.whole else -1 - int(time.monotonic() / _CURVES_EVERY_S)
         if self._changed("curves", told):
-            published |= self._publish("curves", told, curves_part(fold))
-        return self._publish_plan(now_s, fold.useful(state, now_or_none)) or published
+            published |= self._publish("curves", told, *self._curves.take(fold.history))
+        return self._publish_plan(now_s, state, now_or_none) or published
 
-    def _publish_plan(self, now_s: float, useful: UsefulTime) -> bool:
-        """Beliefs are folded from the whole story, so seldom; they say of which moment they are."""
-        fold = self.reading.fold
-        due = self.reading.whole and _due(now_s, self._next_plan_s, _PLAN_EVERY_S)
-        if self._beside_plan is None or not due or not self._changed("plan", fold.version):
+    def _publish_plan(self, now_s: float, state: Status, now_or_none: float | None) -> bool:
+        """Beliefs are folded from the whole story, so seldom, and at the end; they say of which moment they are."""
+        fold, over = self.reading.fold, state.state in OVER
+        key = fold.version, over
+        ended = over and not self._seen.get("plan", key)[1]
+        due = self.reading.whole and (ended or _due(now_s, self._next_plan_s, self._plan_every_s))
+        if self._beside_plan is None or not due or not self._changed("plan", key):
             return False
-        self._next_plan_s = now_s + _PLAN_EVERY_S
+        before_s = self._spent_s()
         since_s = fold.latest_s - (fold.start_s or fold.latest_s)
+        useful = fold.useful(state, now_or_none)
         content = {"since_s": since_s, "tables": self._beside_plan(self.reading.story(), useful)}
-        return self._publish("plan", fold.version, content)
+        self._plan_every_s = max(_PLAN_EVERY_S, (self._spent_s() - before_s) / _PLAN_SHARE)
+        self._next_plan_s = now_s + self._plan_every_s
+        return self._publish("plan", key, content)
 
     def _changed(self, part: str, key: object) -> bool:
         return self._seen.get(part) != key
 
-    def _publish(self, part: str, key: object, content: object) -> bool:
+    def _publish(self, part: str, key: object, content: object, news: object = None) -> bool:
+        """`news`: what makes `content` of the one before; None: there is nothing shorter."""
         self._seen[part] = key
         data = msgspec.json.encode(content)
-        old = self.parts.get(part, (0, b""))
-        if old[1] == data:
+        old = self.parts.get(part, _NEVER)
+        if old.data == data:
             return False
-        self.parts = {**self.parts, part: (old[0] + 1, data)}
+        parts = {**self.parts, part: Part(old.version + 1, data, data if news is None else msgspec.json.encode(news))}
         if part != "absent":
-            self.parts.pop("absent", None)
+            parts.pop("absent", None)
+        self.parts = parts
         return True
 
 

@@ -1,7 +1,8 @@
 """A run in the parts that the page is made of, each as JSON of its own.
 
 Role: the shape of what goes over the wire, from the records of `outlast.observe`. Pure. A part is sent again only when
-it has changed, so what changes often (`head`) is small, and what is large (`members`, `marks`) changes seldom.
+it has changed, so what changes often (`head`) is small, and what is large (`members`, `marks`) changes seldom. Curves
+are large and change with every step, but at their end: of them the rows that changed are sent.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections import Counter
 
 import msgspec
 
+from outlast.observe._history import History
 from outlast.observe.checkpoint_words import describe
 from outlast.observe.page_picture import PageRow, RunFold
 from outlast.observe.status_records import Process, Status
 from outlast.observe.step_anatomy import Anatomy
 from outlast.observe.timeline_rows import row_of
 
-__all__ = ["chosen", "curves_part", "head_part", "marks_part", "members_part", "row_data", "story_part"]
+__all__ = ["CurveParts", "chosen", "head_part", "marks_part", "members_part", "row_data", "story_part"]
 
 _BINS = 400
 _LEVELS = {"info": 0, "warning": 1, "error": 2}
@@ -79,9 +81,28 @@ def _place(agent: Process | None) -> dict[str, object]:
     return {"host": agent.host, "address": agent.address, "slots": agent.slots} if agent is not None else {}
 
 
-def curves_part(fold: RunFold) -> dict[str, object]:
-    """Loss over steps, steps and uses over time."""
-    return {"losses": fold.history.losses.data(), "times": fold.history.times.data()}
+class CurveParts:
+    """Loss over steps, steps and uses over time, as rows from the row `first` on: of the whole part that is 0. Each row
+    is made into JSON when it has changed and not again, so that a part costs what is new of it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[bytes]] = {"losses": [], "times": []}
+
+    def take(self, history: History) -> tuple[dict[str, object], dict[str, object]]:
+        """Return the part, and what makes it of the part that was returned before."""
+        whole: dict[str, object] = {}
+        news: dict[str, object] = {}
+        for name, curve in (("losses", history.losses), ("times", history.times)):
+            first, changed = curve.news()
+            rows = self._rows[name]
+            rows[first:] = map(msgspec.json.encode, changed)
+            whole[name] = {**curve.head, "first": 0, "rows": _listed(rows)}
+            news[name] = {**curve.head, "first": first, "rows": _listed(rows[first:])}
+        return whole, news
+
+
+def _listed(rows: list[bytes]) -> msgspec.Raw:
+    return msgspec.Raw(b"[" + b",".join(rows) + b"]")
 
 
 def marks_part(fold: RunFold) -> dict[str, object]:

@@ -164,7 +164,8 @@ class Run {
     for (const part of ["absent", "head", "members", "curves", "marks", "story", "plan"]) {
       this.stream.addEventListener(part, (event) => {
         if (part === "head") delete this.parts.absent;
-        this.parts[part] = JSON.parse(event.data);
+        const said = JSON.parse(event.data);
+        this.parts[part] = part === "curves" ? grown(this.parts.curves, said) : said;
         this.fresh.add(part);
         this.pending ||= requestAnimationFrame(() => { this.pending = 0; this.draw(this.fresh); });
         if (part === "marks") this.list(this.paged ? this.first : undefined);
@@ -364,6 +365,11 @@ class Run {
   }
 }
 
+// Curves, of those that were there and what came: rows from `first` on, which is 0 in a stream's first message.
+function grown(had, came) {
+  return Object.fromEntries(Object.entries(came).map(([name, { first, rows, ...about }]) => [name, { ...about, rows: first ? [...had[name].rows.slice(0, first), ...rows] : rows }]));
+}
+
 function key(name) {
   const node = el("span", { class: "key" });
   node.style.background = `var(${name})`;
@@ -386,10 +392,13 @@ function show() {
     main.classList.toggle("two", open.length > 1);
   } else for (const run of open) { run.paged = false; run.list(); run.draw(); }
   const nav = document.querySelector("#which");
-  const links = names.map((name) => el("a", { href: `#${new URLSearchParams({ runs: name })}`, "aria-current": wanted.length === 1 && wanted[0] === name ? "page" : null }, name));
-  if (names.length > 1) links.push(el("a", { href: `#${new URLSearchParams({ runs: names.slice(0, 2).join(",") })}` }, "side by side"));
-  if (wanted.length > 1) links.at(-1).setAttribute("aria-current", "page");
+  const way = (runs, more = {}) => el("a", { href: `#${new URLSearchParams({ runs: runs.join(",") })}`, "aria-current": runs.join() === wanted.join() ? "page" : null, ...more }, runs.at(-1));
+  const links = names.map((name) => way([name]));
+  const [one] = wanted, beside = names.filter((name) => name !== one);
+  if (beside.length) links.push(el("span", { class: "soft" }, `${one} beside`), ...beside.map((name) => way([one, name], { "aria-label": `${one} beside ${name}` })));
+  const held = nav.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   nav.replaceChildren(...links);
+  if (held) links.find((link) => link.getAttribute("href") === held)?.focus(); // who goes on by keyboard is left where they are
 }
 
 const served = await (await fetch("api/runs")).json();

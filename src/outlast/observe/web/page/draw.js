@@ -14,7 +14,8 @@ function begin(canvas, height) {
   return { pen, width, height, colour: (name) => style.getPropertyValue(name).trim() };
 }
 
-export function curve(canvas, { steps, mean, low, high }) {
+export function curve(canvas, { rows }) {
+  const [steps, mean, low, high] = [0, 1, 2, 3].map((place) => rows.map((row) => row[place]));
   const height = canvas.clientHeight || 180;
   const { pen, width, colour } = begin(canvas, height);
   const finite = mean.filter((value) => value !== null);
@@ -51,7 +52,8 @@ export function curve(canvas, { steps, mean, low, high }) {
   return `${log ? "Logarithmic scale; " : ""}line: mean, shade: lowest to highest of neighbours${bad ? `; ${bad} points are not finite` : ""}.`;
 }
 
-export function stack(canvas, { width_s, steps, uses, seconds: used }) {
+export function stack(canvas, { width_s, uses, rows }) {
+  const steps = rows.map((row) => row[0]);
   const height = canvas.clientHeight || 180;
   const { pen, width, colour } = begin(canvas, height);
   if (!steps.length) return "No steps yet.";
@@ -59,9 +61,9 @@ export function stack(canvas, { width_s, steps, uses, seconds: used }) {
   const share = 40, room = height - under - share - 12;
   steps.forEach((_, index) => {
     let at = height - under - share;
-    const sum = uses.reduce((total, __, use) => total + used[use][index], 0);
+    const sum = uses.reduce((total, __, use) => total + rows[index][1 + use], 0);
     uses.forEach((use, number) => {
-      const part = sum > 0 ? (used[number][index] / sum) * share : 0;
+      const part = sum > 0 ? (rows[index][1 + number] / sum) * share : 0;
       pen.fillStyle = colour(`--${use}`);
       const from = Math.floor(left + index * column); // whole pixels: what overlaps would stripe the picture
       pen.fillRect(from, at, Math.floor(left + (index + 1) * column) - from, part);
