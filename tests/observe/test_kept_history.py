@@ -55,7 +55,8 @@ def journal(run_dir: Path) -> Iterator[Journal]:
 
 def told(history: History) -> tuple[Any, ...]:
     cost = history.accounts.accounting()
-    return cost, history.losses.data(), history.times.data(), history.steps_committed, history.seq
+    curves = [(curve.head, curve.rows()) for curve in (history.losses, history.times)]
+    return cost, curves, history.steps_committed, history.seq
 
 
 def folded(journal: Journal) -> History:

@@ -22,6 +22,7 @@ _BEAT_S = 15.0
 _BEATS_TO_TAKE = 3  # a message that is there for so many beats was there for two of their intervals at least
 
 _Parts = Mapping[str, Part]
+_NOTHING: _Parts = {}
 
 
 class _Ear:
@@ -109,7 +110,7 @@ class Stream:
     async def _talk(self, shown: Shown, ear: _Ear, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        told: _Parts = {}
+        told = _NOTHING
         while True:
             ear.news.clear()
             parts = shown.parts
