@@ -45,13 +45,15 @@ def times(curve: TimeCurve, chance: random.Random) -> Callable[[], None]:
     end_s = 0.0
 
     def add() -> None:
+        """Also what is told late, of a time before."""
         nonlocal end_s
         end_s += chance.choice([0.1, 0.4, 1.0, 7.0])
         used_s = chance.choice([0.0, 0.1, 0.5, 9.0])
         curve.add(
             ev.ProgressMade(
                 at_s=100 + end_s, view=[1, 1], stable=0, losses=[], step_s=0.1, first=0, committed=chance.randrange(9),
-                committed_at_s=100 + end_s - chance.choice([0.0, 0.0, 2.0]), seconds={"productive": used_s, "idle": 0.1},
+                committed_at_s=100 + end_s - chance.choice([0.0, 0.0, 2.0]),
+                seconds={"productive": used_s, "idle": 0.1},
             ),
             100.0,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A page that follows a run in a real browser draws what it would draw of the whole; any two runs stand side by side."""
+"""A page that follows a run in a real browser draws what it would of the whole; any two runs stand side by side."""
 
 from __future__ import annotations
 
@@ -123,9 +123,7 @@ def test_any_two_of_three_runs_are_chosen_by_keyboard(browser: Browser, three: s
     browser.until(lambda: browser.script(OPEN) == ["run calm", "run dull"])
     current = "[...document.querySelectorAll('#which a[aria-current=page]')]"
     assert browser.script(f"return {current}.map((link) => link.ariaLabel)") == ["calm beside dull"]
-    assert browser.script(f"return document.activeElement === {current}[0]"), (
-        "who goes on by keyboard goes on from here"
-    )
+    assert browser.script(f"return document.activeElement === {current}[0]"), "one goes on from here"
     press(browser, 3)
     browser.until(lambda: browser.script(OPEN) == ["run calm", "run brave"])
     assert browser.script("return document.documentElement.scrollWidth") <= width

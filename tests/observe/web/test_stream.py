@@ -1,4 +1,4 @@
-"""What a stream says: each reader holds what was published, of what grows only the end is sent, and nobody is waited for."""
+"""What a stream says: each reader holds what was published, and of what grows at its end only that is sent."""
 
 from __future__ import annotations
 
