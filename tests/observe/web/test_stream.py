@@ -19,7 +19,7 @@ from outlast.core import events as ev
 from outlast.journal import Journal
 from outlast.observe.web import Board, build_app
 from outlast.observe.web._board import Shown
-from outlast.observe.web._stream import Ears, Stream
+from outlast.observe.web._stream import Ears, ReaderStream
 
 SCOPE = {
     "type": "http", "method": "GET", "path": "/api/runs/brave/stream", "raw_path": b"", "query_string": b"",
@@ -120,7 +120,7 @@ def test_each_reader_holds_what_was_published_however_often_it_reads(
 async def _readers(board: Board, journal: Journal, start_s: float, chance: random.Random) -> None:
     ears = by_hand()
     board.on_change = ears.wake
-    stream = Stream(board, ears)
+    stream = ReaderStream(board, ears)
     eager, late = Reader(stream), Reader(stream)
     await eager.first()
     await late.first()
@@ -154,7 +154,7 @@ async def _readers(board: Board, journal: Journal, start_s: float, chance: rando
 def test_readers_that_were_told_the_same_are_sent_the_same_bytes(tmp_path: Path, story: Any, journal: Journal) -> None:
     async def crowd(board: Board) -> None:
         ears = by_hand()
-        stream = Stream(board, ears)
+        stream = ReaderStream(board, ears)
         readers = [Reader(stream) for _ in range(20)]
         for reader in readers:
             await reader.first()
@@ -177,7 +177,7 @@ def test_who_takes_nothing_is_let_go_and_who_is_told_nothing_hears_that_it_lives
 ) -> None:
     async def quiet(board: Board) -> None:
         ears = by_hand()
-        stream = Stream(board, ears)
+        stream = ReaderStream(board, ears)
         awake, stuck = Reader(stream), Reader(stream)
         for reader in (awake, stuck):
             await reader.first()
@@ -204,7 +204,7 @@ def test_beliefs_take_a_small_share_of_a_processor_and_are_told_at_the_end(
     told: list[int] = []
     spent_s = 0.0
 
-    def beliefs(events: Any) -> list[dict[str, object]]:
+    def beliefs(events: Any, useful: Any) -> list[dict[str, object]]:
         nonlocal spent_s
         spent_s += 0.5
         told.append(len(events))

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from outlast.observe.web._board import Board, Shown
 from outlast.observe.web._guard import Guard
 from outlast.observe.web._metrics import CONTENT_TYPE, metrics_text
-from outlast.observe.web._stream import Ears, Stream
+from outlast.observe.web._stream import Ears, ReaderStream
 from outlast.observe.web._wishes import Wishes, wish_route
 
 __all__ = ["build_app"]
@@ -108,7 +108,7 @@ def _routes(board: Board, ears: Ears, wishes: Wishes | None) -> list[Route]:
         Route("/api/runs", runs),
         Route("/api/runs/{run}/picture", picture),
         Route("/api/runs/{run}/rows", rows),
-        Route("/api/runs/{run}/stream", Stream(board, ears)),
+        Route("/api/runs/{run}/stream", ReaderStream(board, ears)),
         Route("/api/runs/{run}/ask/{wish}", wish_route(board, wishes), methods=["POST"]),
         Route("/metrics", metrics),
         Route("/healthz", healthz),

@@ -23,7 +23,7 @@ from outlast.observe.status_records import OVER, Status
 from outlast.observe.web._metrics import Scraped
 from outlast.observe.web._parts import CurveParts, chosen, head_part, marks_part, members_part, row_data, story_part
 
-__all__ = ["BesidePlan", "Board", "Part", "Shown"]
+__all__ = ["BesidePlan", "Board", "SentPart", "Shown"]
 
 _POLL_S = 0.5
 _HEAD_EVERY_S = 1.0
@@ -36,7 +36,7 @@ BesidePlan = Callable[[Sequence[ev.AnyEvent], UsefulTime], list[dict[str, object
 `columns`, `rows`, `note`."""
 
 
-class Part(NamedTuple):
+class SentPart(NamedTuple):
     """A part as it was published. `version`: rises with each change; `data`: the JSON; `news`: the JSON for who holds
     the version before, which is shorter where a part grows at its end."""
 
@@ -45,7 +45,7 @@ class Part(NamedTuple):
     news: bytes
 
 
-_NEVER = Part(0, b"", b"")
+_NEVER = SentPart(0, b"", b"")
 
 
 class Shown:
@@ -60,7 +60,7 @@ class Shown:
         spent_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self.name, self.reading, self._beside_plan = name, RunReading(run_dir), beside_plan
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, SentPart] = {}
         """By name. Never changed: what is published anew is another dictionary."""
         self._curves, self._spent_s = CurveParts(), spent_s
         self.lock = threading.RLock()  # the folds are one thread's at a time: the board's, or a request's for rows
@@ -143,7 +143,7 @@ class Shown:
             published |= self._publish("story", story, story_part(fold, state, now_or_none))
         told = fold.version if self.reading.whole else -1 - int(time.monotonic() / _CURVES_EVERY_S)
         if self._changed("curves", told):
-            published |= self._publish("curves", told, *self._curves.take(fold.history))
+            published |= self._publish("curves", told, *self._curves.take(fold))
         return self._publish_plan(now_s, state, now_or_none) or published
 
     def _publish_plan(self, now_s: float, state: Status, now_or_none: float | None) -> bool:
@@ -172,7 +172,8 @@ class Shown:
         old = self.parts.get(part, _NEVER)
         if old.data == data:
             return False
-        parts = {**self.parts, part: Part(old.version + 1, data, data if news is None else msgspec.json.encode(news))}
+        short = data if news is None else msgspec.json.encode(news)
+        parts = {**self.parts, part: SentPart(old.version + 1, data, short)}
         if part != "absent":
             parts.pop("absent", None)
         self.parts = parts

@@ -11,7 +11,6 @@ from collections import Counter
 
 import msgspec
 
-from outlast.observe._history import History
 from outlast.observe.checkpoint_words import describe
 from outlast.observe.page_picture import PageRow, RunFold
 from outlast.observe.status_records import Process, Status
@@ -88,11 +87,11 @@ class CurveParts:
     def __init__(self) -> None:
         self._rows: dict[str, list[bytes]] = {"losses": [], "times": []}
 
-    def take(self, history: History) -> tuple[dict[str, object], dict[str, object]]:
+    def take(self, fold: RunFold) -> tuple[dict[str, object], dict[str, object]]:
         """Return the part, and what makes it of the part that was returned before."""
         whole: dict[str, object] = {}
         news: dict[str, object] = {}
-        for name, curve in (("losses", history.losses), ("times", history.times)):
+        for name, curve in (("losses", fold.history.losses), ("times", fold.history.times)):
             first, changed = curve.news()
             rows = self._rows[name]
             rows[first:] = map(msgspec.json.encode, changed)

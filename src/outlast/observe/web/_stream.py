@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from outlast.observe.web._board import Board, Part, Shown
+from outlast.observe.web._board import Board, SentPart, Shown
 
-__all__ = ["Ears", "Stream"]
+__all__ = ["Ears", "ReaderStream"]
 
 _MAX_STREAMS = 512
 _BEAT_S = 15.0
 _BEATS_TO_TAKE = 3  # a message that is there for so many beats was there for two of their intervals at least
 
-_Parts = Mapping[str, Part]
+_Parts = Mapping[str, SentPart]
 _NOTHING: _Parts = {}
 
 
@@ -82,7 +82,7 @@ class Ears:
             ear.news.set()
 
 
-class Stream:
+class ReaderStream:
     """The route of streams, an ASGI application."""
 
     def __init__(self, board: Board, ears: Ears) -> None:
