@@ -29,11 +29,13 @@ class Stage(HostStage, RecordStage, Protocol):
 
 
 class Faults:
-    """`touched`: who was stopped, cut off or slowed down, so that evicting it is not the eviction of an innocent."""
+    """`touched`: who was stopped, cut off or slowed down, so that evicting it is not the eviction of an innocent;
+    `alarmed`: agents whose hosts something was found out about, so that their replicas may have to leave."""
 
     def __init__(self, world: Stage, faults: Sequence[ScheduleFault]) -> None:
         self.world, self._hosts, self._record = world, HostFaults(world), RecordFaults(world)
         self.touched: set[str] = set()
+        self.alarmed: set[str] = set()
         self.everybody_touched = False
         self.stop_asked = False  # of the run
         self.spoilt = 0  # replicas that computed something wrong
@@ -190,6 +192,7 @@ class Faults:
             note = m.DeviceNoted(
                 member=agent.name, device="d", source=source, evidence="xid.fatal: 79", action=action, remedy=""
             )
+            self.alarmed.add(agent.name)
             agent.say(note)
 
     def _spares(self, fault: ScheduleFault) -> None:

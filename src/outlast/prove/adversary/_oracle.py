@@ -24,6 +24,7 @@ class Befallen(Protocol):
     """Whom the schedule's faults have touched, so far."""
 
     touched: set[str]
+    alarmed: set[str]
     everybody_touched: bool
     spoilt: int
 
@@ -160,8 +161,10 @@ class Oracle:
             self._given_up.add(name)
 
     def let_go(self, name: str) -> None:
-        """A coordinator tells a member that had asked to leave that it may: it is on its way out, with its state."""
-        if self.world.replicas[name].member.leaving:
+        """A coordinator tells a member that had asked to leave, or has to, that it may: it is on its way out, with its
+        state."""
+        replica = self.world.replicas[name]
+        if replica.member.leaving or replica.agent.name in self.world.faults.alarmed:
             self._given_up.add(name)
 
     def scattered(self, replica: Fellow, view: View) -> None:
