@@ -83,7 +83,7 @@ class Fellow(SimulatedProcess):
     """What others see of a replica: where it is, and where to send it something."""
 
     member: Member
-    agent: SimulatedProcess  # that it runs under
+    agent: Supervisor
     state: int
     out: list[int]
     sums: dict[Node, algebra.Gradient]  # others of its host read them, and what it shows of a reduced gradient
