@@ -330,3 +330,20 @@ def test_a_status_is_read_with_its_hosts_and_its_dashes() -> None:
     assert (told.state, told.step, told.age, told.step_s) == ("starting", None, None, None)
     assert told.rows == {"a0": ("running", None), "r0.1": ("starting", None)}
     assert duration_of("53 ms") == Duration(0.053, 0.0005)
+
+
+def test_a_spare_that_was_behind_and_died_before_a_step_of_its_own_is_where_the_run_ended() -> None:
+    """r0.1 had 70 steps, and r1.1, a spare that had 65, was killed as soon as it had taken over."""
+    alone = [Commit(1006.0 + 0.05 * step, step, "0x1p0", "r0.1") for step in range(70)]
+    handed = Commit(1015.15, 64, "0x1p0", "r1.1")
+    told = recovered(lost_steps=5, step=65, downtime_s=0.02, at_s=119.0)
+    why = {"state": "failed", "lost_steps": 70, "gone_steps": 65}
+    of = seen(told, commits=[*alone, handed], exit_code=6)
+    for shown, lost, right in ((65, 70, True), (70, 70, False), (65, 68, False)):
+        record = msgspec.structs.replace(
+            of.record,
+            why={**of.record.why, **why, "lost_steps": lost},
+            status={**of.record.status, "state": "failed", "step": shown},
+        )
+        names = {check for check, _ in number_findings(of.fleet, record, of.commits, of.events, MICROBATCHES)}
+        assert names.isdisjoint({"status: step", "why: lost steps", "why: downtime"}) == right, (shown, lost, names)

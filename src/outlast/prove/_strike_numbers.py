@@ -11,7 +11,7 @@ from outlast.errors import Unsaved
 from outlast.observe.timeline_rows import surely_stranger
 from outlast.prove._commit_log import Commit
 from outlast.prove._printed_text import status_text, text_findings
-from outlast.prove._strike_recoveries import LATE_S, LEAST_S, SHARE, recovery_findings, struck_at
+from outlast.prove._strike_recoveries import LATE_S, LEAST_S, SHARE, fallen_back, recovery_findings, struck_at
 from outlast.prove.strike_plan import STEPS, StruckFleet
 from outlast.prove.striker import StatusSample, StrikeRecord
 from outlast.runtime.transport.frames import COORDINATOR
@@ -52,6 +52,7 @@ def _story(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.
     if (why["state"] == "finished") != finished:
         yield "why: state", f"{why['state']}, with exit code {record.exit_code}"
     done = max((commit.step for commit in commits), default=-1) + 1
+    done = next((step for step, (_, on) in fallen_back(record, commits, events).items() if not on), done)
     shown = status["step"] or 0
     if shown != done if finished else abs(shown - done) > 1:
         yield "status: step", f"{shown} at the end, where {done} of {STEPS} had been committed"
@@ -69,7 +70,7 @@ def _story(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.
 
 
 def _lost_steps(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]) -> int:
-    """Committed, lost with all who held them, and committed again."""
+    """Committed, and lost with all who held them: a checkpoint was loaded, or a spare went on that was behind."""
     lost, since_s = 0, -math.inf
     for event in events:
         if isinstance(event, ev.FleetGone):
@@ -77,6 +78,9 @@ def _lost_steps(record: StrikeRecord, commits: Sequence[Commit], events: Sequenc
             before = max((commit.step for commit in commits if since_s < commit.at_s <= at_s), default=-1)
             again = min((commit.step for commit in commits if commit.at_s > at_s), default=before + 1)
             lost, since_s = lost + max(0, before - again + 1), at_s
+    for step, (at_s, _) in fallen_back(record, commits, events).items():
+        before = max((commit.step for commit in commits if commit.at_s <= at_s), default=-1)
+        lost += max(0, before + 1 - step)
     return lost
 
 

@@ -13,7 +13,7 @@ from outlast.core import events as ev
 from outlast.prove._commit_log import Commit
 from outlast.prove.striker import StrikeRecord
 
-__all__ = ["LATE_S", "LEAST_S", "SHARE", "recovery_findings", "struck_at"]
+__all__ = ["LATE_S", "LEAST_S", "SHARE", "fallen_back", "recovery_findings", "struck_at"]
 
 SHARE, LEAST_S = 0.02, 0.05  # how far a duration may be off
 LATE_S = 0.1  # from a commit to its line in the log, where the machine is busy
@@ -49,6 +49,24 @@ def struck_at(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> dict[str, 
     return found
 
 
+def fallen_back(
+    record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]
+) -> dict[int, tuple[float, bool]]:
+    """By the step that a spare went on from which was behind all who had died: when they had, by the commits' clock;
+    whether it came to commit a step itself."""
+    apart_s, found = record.started_s - record.unix_s, dict[int, tuple[float, bool]]()
+    gone = [e.at_s for e in events if isinstance(e, ev.FleetGone)]
+    exits = {e.replica: e.at_s for e in events if isinstance(e, ev.ReplicaExited)}
+    for event in events:
+        if not isinstance(event, ev.Recovery) or not event.lost_steps or event.replica not in exits:
+            continue
+        died_s = exits[event.replica]
+        if not any(died_s <= at_s <= event.at_s for at_s in gone):  # else a checkpoint was loaded
+            since_s = died_s + apart_s
+            found[event.step] = since_s, any(c.at_s > since_s and c.step >= event.step for c in commits)
+    return found
+
+
 # --- downtimes -------------------------------------------------------------------------------------------------------
 def _downtime(
     record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]
@@ -57,8 +75,9 @@ def _downtime(
     ends when training is said to go on."""
     pauses = [(end_s - record.started_s, long_s) for end_s, long_s in _pauses(commits)]
     first_s = min((commit.at_s - record.started_s for commit in commits), default=math.inf)
+    over = {step for step, (_, went_on) in fallen_back(record, commits, events).items() if not went_on}
     for event in events:
-        if not isinstance(event, ev.Recovery) or not event.downtime_s:
+        if not isinstance(event, ev.Recovery) or not event.downtime_s or event.step in over:
             continue
         at_s, may_s = event.at_s - record.unix_s, max(LEAST_S, SHARE * event.downtime_s)
         if at_s - event.downtime_s < first_s < at_s < first_s + _NEAR_S:
