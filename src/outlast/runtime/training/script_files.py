@@ -12,6 +12,7 @@ import linecache
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 from outlast.core.protocol import FILE
@@ -19,7 +20,7 @@ from outlast.core.protocol import FILE
 __all__ = ["script_files"]
 
 _MOST = 500  # files; a larger project is compared in part, in the order of their names
-_INSTALLED = ("site-packages", "dist-packages")
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def script_files() -> dict[str, str]:
@@ -30,8 +31,7 @@ def script_files() -> dict[str, str]:
     """
     main = getattr(sys.modules["__main__"], "__file__", None)
     base = os.path.dirname(os.path.abspath(main)) if main else os.getcwd()
-    paths = {os.path.abspath(file) for file in map(_file_of, list(sys.modules.values())) if file}
-    own = sorted(path for path in paths if _is_own(path))[:_MOST]
+    own = sorted(_own({file for file in map(_file_of, list(sys.modules.values())) if file}))[:_MOST]
     rows = ((path, _content(path, main)) for path in own)
     return {FILE + os.path.relpath(path, base): hashlib.sha256(c).hexdigest()[:12] for path, c in rows if c is not None}
 
@@ -41,10 +41,13 @@ def _file_of(module: object) -> str | None:
     return file if isinstance(file, str) and file.endswith(".py") else None
 
 
-def _is_own(path: str) -> bool:
+def _own(files: Iterable[str]) -> set[str]:
+    """Of thousands of files those of the user. Where Python's library lies is asked once: each answer to it takes as
+    long as all else that is done here for hundreds of files."""
     library = sysconfig.get_paths()
     places = (library["stdlib"], library["platstdlib"], str(Path(__file__).parents[2]))
-    return not path.startswith(places) and not any(part in _INSTALLED for part in Path(path).parts)
+    found = {os.path.abspath(file) for file in files}
+    return {path for path in found if not path.startswith(places) and _INSTALLED.isdisjoint(path.split(os.sep))}
 
 
 def _content(path: str, main: str | None) -> bytes | None:
