@@ -65,6 +65,14 @@ if __name__ == "__main__":
         import atexit
         atexit.register(print, "at exit")
         sys.exit(7)
+    elif what == "garbage":
+        import gc
+        collections = gc.get_stats()[2]["collections"]
+        gc.collect()  # the tests' processes look for none before their first
+        print(json.dumps({
+            "collections": collections, "objects": len(gc.get_objects()), "loaded": gc.get_freeze_count(),
+            "enabled": gc.isenabled(), "thresholds": gc.get_threshold(),
+        }))
     elif what == "words":
         sys.exit("some words")
     elif what == "wait":
@@ -213,6 +221,16 @@ def test_one_whose_device_is_lost_to_forks_starts_as_a_program(
     assert (found["parent"], found["session"], found["variable"]) == (os.getpid(), True, "1")
     assert found["argv"][1:] == ["a", "-b"]
     assert "_preloaded" not in found["command"]
+
+
+def test_what_was_loaded_is_not_looked_through_for_garbage(nursery: Nursery, place: Path, tmp_path: Path) -> None:
+    """Neither as it is loaded nor by a rank; what the rank makes itself is, as by itself."""
+    how, text = forked(nursery, tmp_path / "log", WHAT="garbage")
+    assert how == Exit(signal=None, code=0), text
+    here, there = json.loads(text), json.loads(alone(place, WHAT="garbage")[1])
+    assert here["collections"] == 0
+    assert here["objects"] < here["loaded"] / 10
+    assert (here["enabled"], here["thresholds"]) == (True, there["thresholds"])
 
 
 def test_without_the_agent_s_word_no_rank_begins(nursery: Nursery, tmp_path: Path) -> None:
