@@ -42,8 +42,8 @@ def _file_of(module: object) -> str | None:
 
 
 def _own(files: Iterable[str]) -> set[str]:
-    """Of thousands of files those of the user. Where Python's library lies is asked once: each answer to it takes as
-    long as all else that is done here for hundreds of files."""
+    """Return the user's own of thousands of files. Where Python's library lies is asked once: each answer takes as long
+    as all else that is done here for hundreds of files."""
     library = sysconfig.get_paths()
     places = (library["stdlib"], library["platstdlib"], str(Path(__file__).parents[2]))
     found = {os.path.abspath(file) for file in files}
