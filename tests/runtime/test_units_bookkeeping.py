@@ -13,6 +13,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import StepTime
 from outlast.runtime.coordinator._bookkeeping import Bookkeeping
 from outlast.runtime.coordinator._record_summary import JournalFold
+from outlast.runtime.transport.frames import Heartbeat
 
 
 class Told:
@@ -140,3 +141,13 @@ def test_a_short_change_of_view_is_no_news() -> None:
     run.beat(16.2, r0_1=changed(0.3))
     run.beat(30.0)
     assert run.stalls == []
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_a_loss_that_json_cannot_hold_leaves_the_journal_as_it_was(loss: float) -> None:
+    """A member that tells of one is faulty; what it said made the run's whole record unreadable."""
+    run = Told()
+    run.books.heard(Heartbeat(sender="r0.1", sent_s=16.0, losses=((2, 0.5), (3, loss))))
+    run.beat(16.2, r0_1=changed(0.0))
+    entries = [ev.decode(ev.encode(entry)) for entry in run.entries]
+    assert [entry.losses for entry in entries if isinstance(entry, ev.ProgressMade)] == [[(2, 0.5)]]

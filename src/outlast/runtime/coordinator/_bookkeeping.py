@@ -148,7 +148,8 @@ class Bookkeeping:
     def heard(self, beat: Heartbeat) -> StepParts | None:
         """What one heartbeat says besides. Returns the member's word about its steps, if it said one that can be."""
         self._beat = beat
-        self._losses.update((step, loss) for step, loss in beat.losses if step >= self._next_loss)
+        told = ((step, loss) for step, loss in beat.losses if step >= self._next_loss)
+        self._losses.update((step, loss) for step, loss in told if math.isfinite(loss))  # JSON has no other numbers
         if beat.parts is None or not _sound(beat.parts):
             return None
         self._write("step_anatomy", replica=beat.sender, **msgspec.to_builtins(beat.parts))
