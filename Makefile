@@ -108,8 +108,11 @@ release: $(STAMP)
 	done
 	@echo "outlast: $(RELEASE)/dist is ready"
 
+BROWSER_PACKAGES := chromium chromium-driver prometheus
 browser-env:
-	@if command -v apt-get >/dev/null; then apt-get install -y --no-install-recommends chromium chromium-driver prometheus; \
+	@if command -v apt-get >/dev/null; then \
+	  apt-get install -qq -y --no-install-recommends $(BROWSER_PACKAGES) >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends $(BROWSER_PACKAGES) >/dev/null; }; \
+	  if [ -d /run/systemd/system ]; then systemctl disable --now prometheus 2>/dev/null || true; fi; \
 	else echo "browser-env: no apt-get here; install chromium, chromedriver and prometheus yourself"; fi
 
 trainers-env: $(STAMP)
