@@ -41,7 +41,7 @@ CAUGHT = {
     "silence-is-death": 170, "silent-lease-over": 170, "silent-hosts-used": 1656, "silent-awaited": 291,
     "hosts-not-recalled": 291, "first-serving-kept": 10341, "begun-from-nothing": 171, "gaps-skipped": 35,
     "idle-unawaited": 436, "output-reused": 335, "share-kept": 242, "shares-lost-in-differences": 220,
-    "answers-by-clock": 146, "late-writes-done": 194, "held-states-unseen": 2344,
+    "answers-by-clock": 146, "late-writes-done": 194, "held-states-unseen": 13410,
     "copies-of-fed-steps-alone": 489, "spare-as-it-is": 2094, "stop-of-its-own": 126, "stop-unawaited": 126,
     "agents-forgotten": 36, "base-unchecked": 47, "no-goodbye": 28, "sums-believed": 81, "slices-believed": 24,
     "first-waits-for-nobody": 46, "slices-unchecked": 24, "neighbours-unawaited": 28, "lanes-unawaited": 28,
