@@ -157,8 +157,8 @@ def useful_note(row: UsefulBeside) -> str:
     if costs.interval_s == math.inf:
         saves = "no save before the end"
     said = (
-        f"Predicted: the failures that the prior expects in such a time, at this run's own costs: {saves}; a death holds training up for "
-        f"{duration(costs.stall_s)}, and its place is taken after {duration(costs.replaced_s)}; a start takes "
+        f"Predicted: the failures that the prior expects, at this run's own costs: {saves}; a death holds training up "
+        f"for {duration(costs.stall_s)}, and its place is taken after {duration(costs.replaced_s)}; a start takes "
         f"{duration(costs.restart_s)}."
     )
     if row.seen_95 is None:
