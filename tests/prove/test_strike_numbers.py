@@ -339,11 +339,14 @@ def test_a_spare_that_was_behind_and_died_before_a_step_of_its_own_is_where_the_
     told = recovered(lost_steps=5, step=65, downtime_s=0.02, at_s=119.0)
     why = {"state": "failed", "lost_steps": 70, "gone_steps": 65}
     of = seen(told, commits=[*alone, handed], exit_code=6)
-    for shown, lost, right in ((65, 70, True), (70, 70, False), (65, 68, False)):
+    for shown, lost, handed_step, right in (
+        (65, 70, 64, True), (70, 70, 64, False), (65, 68, 64, False), (65, 70, 60, False), (65, 70, 67, False),
+    ):  # fmt: skip
+        seen_by_clock = [*alone, handed._replace(step=handed_step)]
         record = msgspec.structs.replace(
             of.record,
             why={**of.record.why, **why, "lost_steps": lost},
             status={**of.record.status, "state": "failed", "step": shown},
         )
-        names = {check for check, _ in number_findings(of.fleet, record, of.commits, of.events, MICROBATCHES)}
+        names = {check for check, _ in number_findings(of.fleet, record, seen_by_clock, of.events, MICROBATCHES)}
         assert names.isdisjoint({"status: step", "why: lost steps", "why: downtime"}) == right, (shown, lost, names)

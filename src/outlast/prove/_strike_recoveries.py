@@ -53,7 +53,7 @@ def fallen_back(
     record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]
 ) -> dict[int, tuple[float, bool]]:
     """By the step that a spare went on from which was behind all who had died: when they had, by the commits' clock;
-    whether it came to commit a step itself."""
+    whether it came to commit a step itself. Only where the stopwatch saw it begin there, or hand on the step before."""
     apart_s, found = record.started_s - record.unix_s, dict[int, tuple[float, bool]]()
     gone = [e.at_s for e in events if isinstance(e, ev.FleetGone)]
     exits = {e.replica: e.at_s for e in events if isinstance(e, ev.ReplicaExited)}
@@ -63,7 +63,9 @@ def fallen_back(
         died_s = exits[event.replica]
         if not any(died_s <= at_s <= event.at_s for at_s in gone):  # else a checkpoint was loaded
             since_s = died_s + apart_s
-            found[event.step] = since_s, any(c.at_s > since_s and c.step >= event.step for c in commits)
+            after = [commit.step for commit in commits if commit.at_s > since_s]
+            if min(after, default=event.step) in (event.step - 1, event.step):
+                found[event.step] = since_s, any(step >= event.step for step in after)
     return found
 
 
