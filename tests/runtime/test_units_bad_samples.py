@@ -26,7 +26,8 @@ from outlast.core.protocol.fleet.roster import Settings
 from outlast.errors import ConfigError, TrainingError
 from outlast.observe.timeline_rows import timeline
 from outlast.runtime.training._sample_reader import ReadingRow, ReadingRows, SampleReader, started_at
-from outlast.runtime.training._workers import Workers, _lives, memory_left, own_bytes
+from outlast.runtime.training._workers import Workers, _lives, own_bytes
+from outlast.runtime.training.free_memory import memory_left
 from outlast.runtime.training.samples import DataNews, Samples
 from outlast.runtime.training.streams import samples_of
 

@@ -3,14 +3,16 @@
 Two questions, asked by the view's last member (or whoever is alone) in the second and third step that it makes. Does
 the loop write to the state between two steps in a way that nobody sees? And does an optimizer, as the script made it,
 with only the state and settings that a joiner receives, do the same step? It works on a copy of parameters and
-optimizer state, where memory has room for one; hooks of optimizers are the script's own and would run twice, so with
-them, or with an optimizer that cannot be copied, the second question is not asked. What the loop keeps beside the state
-is the matter of `unseen_averages.py`.
+optimizer state, where memory has room for one; else on the parameters themselves, which are laid aside meanwhile, in
+the host's memory or a file. Hooks of optimizers are the script's own and would run twice, so with them, or with an
+optimizer that cannot be copied, the second question is not asked. What the loop keeps beside the state is the matter
+of `unseen_averages.py`.
 """
 
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from outlast.errors import LoopUnrepeatable
+from outlast.runtime.checks._laid_aside import LaidAside, shared, tensors_in
+from outlast.runtime.training.free_memory import free_bytes
 from outlast.runtime.training.state import State
 from outlast.tensors import fingerprint
 
@@ -32,14 +36,16 @@ _NO_COPY = (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedE
 
 class Rehearsal:
     """Goes through the first steps as a joiner would, and names what it could not repeat. `chosen`: whether it is for
-    this member to do."""
+    this member to do. `folder`: where there is room on a disk."""
 
-    def __init__(self, state: State, chosen: Callable[[], bool]) -> None:
+    def __init__(self, state: State, chosen: Callable[[], bool], folder: Path | None = None) -> None:
         self._state, self._chosen = state, chosen
+        self._folder = folder or Path(tempfile.gettempdir())
         self._left = _STEPS
         self._before: dict[str, int] = {}
-        self._params: dict[int, Tensor] = {}
-        self._twins: list[Any] = self._make_twins()
+        self._expected: dict[int, int] = {}  # fingerprints of parameters, by their place
+        self._twins = self._made(apart=False)  # the optimizers as the script made them, of its own parameters
+        self._apart = self._made(apart=True) if self._twins and self._fits() else []  # and of copies
 
     # --- what the loop writes ------------------------------------------------------------------------------------
     def applied(self) -> bool:
@@ -64,56 +70,82 @@ class Rehearsal:
 
     def _fingerprints(self) -> dict[str, int]:
         rows = dict(zip(self._state.names, self._state.params, strict=True)) | _states(self._state, self._state.params)
-        return {name: fingerprint(tensor.detach().cpu()) for name, tensor in rows.items()}
+        return {name: _print(tensor) for name, tensor in rows.items()}
 
     # --- what an optimizer keeps to itself -----------------------------------------------------------------------
     def replay(self) -> None:
         """Before the optimizers' step, with the gradients in place: the same step from what a joiner would have."""
-        if not self._twins or self._left >= _STEPS or not self._chosen() or not self._fits():
-            self._params.clear()
+        if not self._twins or self._left >= _STEPS or not self._chosen():
             return
-        pairs = [
-            (param, twin)
-            for optimizer, twin in zip(self._state.optimizers, self._twins, strict=True)
-            for param, twin in _pairs(optimizer, twin)
-        ]
-        self._params = {}
+        if self._apart and self._fits():
+            self._on_copies()
+        else:
+            self._in_place()
+
+    def _on_copies(self) -> None:
+        pairs = [pair for theirs, own in self._by_optimizer(self._apart) for pair in _pairs(theirs, own)]
         with torch.no_grad():
             for param, twin in pairs:
                 twin.copy_(param)
                 twin.grad = None if param.grad is None else param.grad.clone()
-                self._params[id(param)] = twin
-        for optimizer, twin in zip(self._state.optimizers, self._twins, strict=True):
-            twin.state.clear()
-            for param, own in _pairs(optimizer, twin):
-                if param in optimizer.state:
-                    twin.state[own] = {k: _cloned(v) for k, v in optimizer.state[param].items()}
-            for theirs, own in zip(optimizer.param_groups, twin.param_groups, strict=True):
-                own.update({k: _cloned(v) for k, v in theirs.items() if k != "params"})
-            twin.step()
+        for optimizer, twin in self._by_optimizer(self._apart):
+            _do_step(optimizer, twin, _cloned)
+        self._expect({id(param): twin for param, twin in pairs})
+        for _, twin in pairs:
+            twin.grad = None
+
+    def _in_place(self) -> None:
+        """Where memory has no room for copies: on the parameters themselves, which are then what they were."""
+        params, optimizers = self._state.params, self._state.optimizers
+        grads = [param.grad for param in params]
+        held = [list(optimizer.state.values()) for optimizer in optimizers]
+        try:
+            aside = LaidAside(
+                tensors_in([params, grads, held, [o.param_groups for o in optimizers]]), _SHARE, self._folder
+            )
+        except (*_NO_COPY, OSError):  # no room anywhere, or tensors that have no bytes of their own
+            return
+        try:
+            with aside:
+                for optimizer, twin in self._by_optimizer(self._twins):
+                    _do_step(optimizer, twin, shared)
+                self._expect({})
+        finally:
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = grad
+
+    def _by_optimizer(self, twins: list[Any]) -> list[tuple[Any, Any]]:
+        return list(zip(self._state.optimizers, twins, strict=True))
+
+    def _expect(self, twins: dict[int, Tensor]) -> None:
+        """Keep what came out: of copies, by their parameter, or of the parameters where there are none."""
+        stepped = {id(param) for theirs, own in self._by_optimizer(self._twins) for param, _ in _pairs(theirs, own)}
+        mine = [(place, param) for place, param in enumerate(self._state.params) if id(param) in stepped]
+        self._expected = {place: _print(twins.get(id(param), param)) for place, param in mine}
 
     def compare(self, step: int) -> None:
         """After the optimizers' step. Raises LoopUnrepeatable, naming the first tensor that came out differently."""
-        mine = [param for param in self._state.params if id(param) in self._params]
-        names = {id(p): n for p, n in zip(self._state.params, self._state.names, strict=True)}
-        for param in mine:
-            twin = self._params[id(param)]
-            if not torch.equal(_raw(param), _raw(twin)):
+        expected, self._expected = self._expected, {}
+        for place, was in expected.items():
+            if _print(self._state.params[place]) != was:
                 raise LoopUnrepeatable(
-                    f"{names[id(param)]} after step {step} is another one where the optimizer begins with the state "
-                    "and settings that a replica which joins would be given",
+                    f"{self._state.names[place]} after step {step} is another one where the optimizer begins with the "
+                    "state and settings that a replica which joins would be given",
                     did="it was found in a rehearsal, before any fault",
                     remedy="keep all that step() counts or remembers in optimizer.state or param_groups, and nothing "
                     "in attributes of the optimizer",
                 )
-        self._params.clear()
 
-    def _make_twins(self) -> list[Any]:
-        """The optimizers as the script made them, of parameters of their own; none where that cannot be had."""
-        if any(_has_hooks(optimizer) for optimizer in self._state.optimizers) or not self._fits():
+    def _made(self, *, apart: bool) -> list[Any]:
+        """The optimizers as they are now, with parameters of their own if `apart`; none where that cannot be had."""
+        if any(_has_hooks(optimizer) for optimizer in self._state.optimizers):
             return []
         params = [p for optimizer in self._state.optimizers for g in optimizer.param_groups for p in g["params"]]
-        memo: dict[int, Any] = {id(p): torch.nn.Parameter(p.detach().clone(), p.requires_grad) for p in params}
+        memo: dict[int, Any] = {id(p): p for p in params}
+        if apart:
+            memo = {id(p): torch.nn.Parameter(p.detach().clone(), p.requires_grad) for p in params}
+        else:  # what it holds of the state is set before each use
+            memo |= {id(t): t for t in tensors_in([list(o.state.values()) for o in self._state.optimizers])}
         try:
             return [_twin(optimizer, memo) for optimizer in self._state.optimizers]
         except _NO_COPY:
@@ -122,7 +154,7 @@ class Rehearsal:
     def _fits(self) -> bool:
         """Whether a copy of parameters, gradients and optimizer state takes a small part of what is free."""
         needed = self._state.size_bytes() + sum(p.numel() * p.element_size() for p in self._state.params)
-        return needed < _SHARE * _free_bytes(self._state.params[0].device)
+        return needed < _SHARE * free_bytes(self._state.params[0].device)
 
 
 def _twin(optimizer: Any, memo: dict[int, Any]) -> Any:
@@ -157,16 +189,23 @@ def _states(state: State, params: list[Tensor]) -> dict[str, Tensor]:
     return rows
 
 
+def _do_step(optimizer: Any, twin: Any, taken: Callable[[Any], Any]) -> None:
+    """The step of an optimizer by its twin, which takes state and settings by `taken` and keeps nothing of them."""
+    twin.state.clear()
+    for param, own in _pairs(optimizer, twin):
+        if param in optimizer.state:
+            twin.state[own] = {key: taken(value) for key, value in optimizer.state[param].items()}
+    for theirs, own in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        own.update({key: taken(value) for key, value in theirs.items() if key != "params"})
+    try:
+        twin.step()
+    finally:
+        twin.state.clear()
+
+
 def _cloned(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
-def _raw(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+def _print(tensor: Tensor) -> int:
+    return fingerprint(tensor.detach().cpu())

@@ -236,7 +236,7 @@ class Training:
         if self.replica.env.config.bitwise and not self.engine.sharded and not self.engine.state.stages:
             # of shards no copy can be stepped, and of stages one rank alone would look
             state, last = self.engine.state, self.replica.member.is_last
-            self.engine.step_checks.rehearsal = Rehearsal(state, last)
+            self.engine.step_checks.rehearsal = Rehearsal(state, last, self.replica.env.run_dir)
             self.engine.step_checks.averages = UnseenAverages(state, last, self._turn.leads, lambda: self._turn.asked)
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:

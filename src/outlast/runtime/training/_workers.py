@@ -24,14 +24,14 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader
 
 from outlast.runtime.training._sample_reader import Key, ReadingRow, ReadingRows, SampleReader, started_at
+from outlast.runtime.training.free_memory import memory_left
 
-__all__ = ["LostWorker", "Workers", "memory_left", "own_bytes"]
+__all__ = ["LostWorker", "Workers", "own_bytes"]
 
 _LOOK_S = 1.0
 _AT_LEAST_S = 30.0  # a network file system has such moments
 _TIMES = 10.0  # the longest read so far
 _MORE = 4.0  # times the patience, for each time that workers were ended at a sample
-_NO_LIMIT = 1 << 60
 _EARLY = 2
 _FEW = 10  # batches of each worker: leaks that come sooner, again and again, are no leaks
 _LITTLE_BYTES = 64 << 20  # growth that is no leak, however little memory is left
@@ -210,34 +210,3 @@ def own_bytes(pid: int) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty")), 0)
-
-
-def memory_left(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes until the kernel has to end a process: of the machine, or of a control group around this one if that is
-    less. `groups`, `mine`: where these are."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    left = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
-    with suppress(OSError):
-        for line in mine.read_text().splitlines():
-            _, kinds, place = line.split(":", 2)
-            if kinds in ("", "memory"):
-                at = groups / kinds / place.lstrip("/")
-                around = [at, *(parent for parent in at.parents if groups in (parent, *parent.parents))]
-                left = min(left, *(_left_in(group) for group in around))
-    return left
-
-
-def _left_in(group: Path) -> int:
-    """Bytes that one control group, of either version, may still take; more than any machine has if it has no limit."""
-    found = _NO_LIMIT
-    kinds = (
-        ("memory.max", "memory.current", "inactive_file "),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
-    )
-    for limit, used, files in kinds:
-        with suppress(OSError, ValueError, StopIteration):
-            stat = (group / "memory.stat").read_text().splitlines()
-            cache = next(int(line.split()[1]) for line in stat if line.startswith(files))
-            most = int((group / limit).read_text())
-            found = min(found, max(0, most - int((group / used).read_text()) + cache))
-    return found
