@@ -81,11 +81,13 @@ def train(
     shard: bool = True,
     gates: Path | None = None,
     leave: int = -1,
+    prints: int = -1,
     evaluate: bool = False,
     source: str = "list",
     **how: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Run to the end, or leave the loop after step `leave`: (this process's part, what it found)."""
+    """Run to the end, or leave the loop after step `leave`, with a fingerprint after step `prints`: (this process's
+    part, what it found)."""
     run = outlast.join()
     torch.manual_seed(3)
     model = nn.Sequential(Block(), Block(), nn.Linear(24, 3))
@@ -119,6 +121,8 @@ def train(
         losses[step.number], norms[step.number] = step.loss, step.grad_norm
         if evaluate:
             evaluated[f"after {step.number}"] = training.evaluate(data()[:32], measure, batch_size=6)
+        if step.number == prints:
+            training.fingerprint()
         if step.number == leave:
             break
     if evaluate:
@@ -140,6 +144,7 @@ def main() -> None:
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--source", choices=SOURCES, default="list")
     parser.add_argument("--leave", type=int, default=-1, help="break after this step")
+    parser.add_argument("--prints", type=int, default=-1, help="take a fingerprint after this step")
     parser.add_argument("--only", help="this rank of each replica does")
     parser.add_argument("--guards", type=json.loads, default={})
     parser.add_argument("--rule", type=json.loads, default={})
@@ -147,8 +152,9 @@ def main() -> None:
     how: dict[str, Any] = {"clip_norm": None} if args.unclipped else {}
     how |= {"guards": outlast.Guards(**args.guards)} if args.guards else {}
     how |= {"global_batch_size": 48, "microbatches": 12, **args.rule} if args.rule else {}
-    leave = args.leave if args.only in (None, os.environ.get("OUTLAST_PLACE", "0")) else -1
-    run, found = train(args.steps, not args.whole, args.gates, leave, args.evaluate, args.source, **how)
+    mine = args.only in (None, os.environ.get("OUTLAST_PLACE", "0"))
+    leave, prints = (args.leave, args.prints) if mine else (-1, -1)
+    run, found = train(args.steps, not args.whole, args.gates, leave, prints, args.evaluate, args.source, **how)
     part = args.out / f"{run.name}.{os.getpid()}.part"
     part.write_text(json.dumps(found))
     part.rename(args.out / f"{run.name}-{os.environ.get('OUTLAST_PLACE', '0')}.json")

@@ -282,6 +282,28 @@ def test_a_rank_that_leaves_the_loop_alone_is_told_so(fleet: Callable[..., Any],
     assert "do the same on every rank" in end.detail
 
 
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        (0, "the lead of this replica calls training.fingerprint(), and this rank does not"),
+        (1, "the lead of this replica goes on with its loop, and this rank calls training.fingerprint()"),
+    ],
+)
+def test_a_rank_that_takes_a_fingerprint_alone_is_told_so(fleet: Callable[..., Any], place: int, says: str) -> None:
+    """It gathers what all ranks hold: nobody came back from it until `outside_s` had passed."""
+    run = fleet(
+        replicas=2, ranks=2, steps=STEPS, script=[SCRIPT, "--prints", "2", "--only", str(place)], max_restarts=0
+    )
+    assert run.finish() == 5, run.logs()
+    (end,) = [e for e in run.driven.events if isinstance(e, ev.RunFinished)]
+    assert says in end.detail
+
+
+def test_all_ranks_may_take_a_fingerprint_amid_training(fleet: Callable[..., Any]) -> None:
+    run = fleet(replicas=2, ranks=2, steps=STEPS, script=[SCRIPT, "--prints", "2"], max_restarts=0)
+    check(run, {"r0.1", "r1.1"}, 2, 0)
+
+
 def test_what_fsdp_is_used_with_keeps_the_bits(fleet: Callable[..., Any]) -> None:
     """Half precision, checkpointed activations, tied and frozen weights, BatchNorm, a model from the meta device. And a
     rank dies under its backward, as it offers the first bucket."""

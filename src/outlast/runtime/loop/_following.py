@@ -88,7 +88,9 @@ class FollowingTraining:
         self.engine.after_step.append(function)
 
     def fingerprint(self) -> str:
-        """Does what `Training.fingerprint` does."""
+        """Does what `Training.fingerprint` does, which every rank must call: what they hold is gathered."""
+        if self.engine.sharded or self.engine.state.stages is not None:
+            self.replica.meet_for_fingerprint()
         return digest_of(self.engine.state)
 
     def evaluate(

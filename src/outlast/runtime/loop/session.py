@@ -319,7 +319,10 @@ class Training:
         self.replica.link.leave()
 
     def fingerprint(self) -> str:
-        """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes."""
+        """SHA-256 over parameters and optimizer state by name: name, dtype, shape, bytes. Of a sharded model, and of
+        stages, every rank must ask for it; a replica in which one alone does ends with a sentence that says so."""
+        if self.engine.sharded or self.engine.state.stages is not None:
+            self.replica.siblings.take_fingerprint()
         return digest_of(self.engine.state)
 
     @property

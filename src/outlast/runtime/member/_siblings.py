@@ -104,6 +104,11 @@ class Siblings:
         """My loop was left on purpose, and what was to be saved has begun."""
         self.tell(say.LoopLeft())
 
+    def take_fingerprint(self) -> None:
+        """My script asks for one, of what all ranks hold. Where training is over nothing is told any more."""
+        if not self._ended:
+            self.tell(say.TakeFingerprint())
+
     def compute(self, step: int, leaf: int, ahead: say.LaneTask | None = None, *, printing: bool = False) -> None:
         self.tell(say.ComputeLeaf(step, leaf, ahead, printing))
 

@@ -142,6 +142,8 @@ class FollowingRank(FollowedLane):
             say.CloseStreams: lambda word: self.donor.close_all(), AskRows: self.checks.rows,
             LookAgain: self._look_again, RowsChosen: lambda word: None,  # of a lane that had broken
         }  # fmt: skip
+        if isinstance(word, say.TakeFingerprint):
+            raise self._unlike("calls training.fingerprint()", "does not")
         if type(word) not in done:
             raise self._unlike(f"goes on with its loop ({type(word).__name__})", "is elsewhere")
         done[type(word)](word)
@@ -152,7 +154,7 @@ class FollowingRank(FollowedLane):
             f"the lead of this replica {lead}, and this rank {here}",
             where=f"rank {self.env.place} of {self.env.me}",
             did="this replica ends",
-            remedy="do the same on every rank: steps, evaluations and `break` by what is equal everywhere",
+            remedy="do the same on every rank: steps, evaluations, fingerprints; `break` by what is equal everywhere",
         )
 
     # --- a microbatch --------------------------------------------------------------------------------------------
@@ -210,6 +212,19 @@ class FollowingRank(FollowedLane):
                 else:
                     self._obey(word)
         raise SystemExit(0)
+
+    def meet_for_fingerprint(self) -> None:
+        """The script here asks for a fingerprint: wait until the lead's does. Raises StepMisuse if that one goes on."""
+        phase = self.clock.phase
+        while self.ended is None:
+            word = self._word()
+            if isinstance(word, say.TakeFingerprint):
+                break
+            if isinstance(word, say.BeginStep | say.ComputeLeaf | say.EndStep | say.EvaluateBatches):
+                raise self._unlike("goes on with its loop", "calls training.fingerprint()")
+            self._obey(word)
+        if phase is not Phase.IDLE:
+            self.enter(phase)
 
     def _evaluate(self, wanted: Evaluation, word: say.EvaluateBatches) -> None:
         if word.of != wanted.num_batches:

@@ -34,8 +34,8 @@ __all__ = [
     "FeedWhole", "FingerprintSaid", "FlushStreams", "FormLane", "GiveOutcome", "HereIAm", "JoinedView", "LaneBroken",
     "LaneDrained", "LaneEvaluated", "LaneHas", "LaneReduced", "LaneStalled", "LaneTaken", "LaneTask", "LiveOutcome",
     "LoadShares", "LoopLeft", "OpenWorld", "RankFailed", "RankLeft", "RankReady", "ReduceLane", "ReplayOutcome",
-    "RunBegun", "SaveStable", "SavesHear", "SavesSay", "ServeJoiner", "ServedAs", "SettleOutcome", "TakeOutcome",
-    "TakeSave",
+    "RunBegun", "SaveStable", "SavesHear", "SavesSay", "ServeJoiner", "ServedAs", "SettleOutcome", "TakeFingerprint",
+    "TakeOutcome", "TakeSave",
 ]  # fmt: skip
 
 
@@ -144,6 +144,10 @@ class AskFingerprint(msgspec.Struct, frozen=True, tag=True):
     """Lead: how is your part of the state?"""
 
     number: int
+
+
+class TakeFingerprint(msgspec.Struct, frozen=True, tag=True):
+    """Lead: my script has asked for `training.fingerprint()`, for which all ranks gather what they hold."""
 
 
 class EndStep(msgspec.Struct, frozen=True, tag=True):
@@ -383,6 +387,6 @@ _Word = (
     | LaneDrained | JoinedView | LiveOutcome | BeginRun | RunBegun | TakeSave | SaveStable | LoopLeft
     | SavesSay | SavesHear | FingerprintSaid | RankFailed | RankLeft | AreYouThere | HereIAm
     | LookCloser | LaneLooked | AskRows | RowsSaid | AuditLeaf | LeafPrinted | LookAgain | SlicesSaid
-    | LaneGrams | RowsChosen | RepeatLeaf | LaneRepeated
+    | LaneGrams | RowsChosen | RepeatLeaf | LaneRepeated | TakeFingerprint
 )  # fmt: skip
 DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Word)
