@@ -292,9 +292,17 @@ class Oracle:
             return
         if replica.state in self.world.spoilt_states:
             return  # as it was given it
-        if self.world.coordinators[-1].machine.ending is not None and replica.member.view is None:
-            return  # it was still starting, and there is nothing left to train
+        if replica.member.view is None and any(self._unborn(seat, name) for seat in self.world.coordinators):
+            return
         self.violated("Innocent", f"{name} {what} though nothing befell it")
+
+    def _unborn(self, coordinator: Speaker, name: str) -> bool:
+        """Whether it was still starting when there was nothing left to train, or is to go because it was; that stays so
+        where the word is lost with this coordinator, and all has to be done again for want of a writer."""
+        peer = coordinator.machine.roster.peers.get(name)
+        condemned = peer is not None and not peer.alive
+        newest = coordinator is self.world.coordinators[-1]
+        return coordinator.machine.ending is not None and (condemned or newest)
 
     def finished(self, coordinator: Speaker, finish: m.Finish) -> None:
         """The run is over: done, or lost with good reason."""
