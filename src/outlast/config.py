@@ -306,7 +306,7 @@ def resolve(*, cli: Mapping[str, Any], environ: Mapping[str, str], file: Path | 
                 f"{key} = {value} (from {origins[key]}) is out of range", remedy=f"give a value from {low} to {high}"
             )
     _check_hosts(config)
-    check_vacancies(config.replicas, config.ranks, config.min_replicas, config.on_vacancy)
+    check_vacancies(config.replicas, config.min_replicas)
     return Resolved(config=config, origins=origins)
 
 

@@ -28,14 +28,9 @@ def check_one_width(ranks: object, origin: str) -> None:
         )
 
 
-def check_vacancies(replicas: int, ranks: int, min_replicas: int, on_vacancy: str) -> None:
+def check_vacancies(replicas: int, min_replicas: int) -> None:
     """What waiting for lost replicas does not go with."""
     if min_replicas > replicas:
         raise ConfigError(
             f"min_replicas = {min_replicas} of {replicas} replicas", remedy="at most as many as there are"
-        )
-    if ranks > 1 and (on_vacancy in ("wait", "auto") or min_replicas > 1):
-        raise ConfigError(
-            "replicas of several ranks do not wait for others yet",
-            remedy="on_vacancy = shrink or stop, and min_replicas = 1",
         )
