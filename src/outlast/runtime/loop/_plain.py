@@ -19,6 +19,7 @@ from torch.nn.utils import get_total_norm
 from outlast.core.position import position_seed
 from outlast.errors import StepMisuse
 from outlast.runtime.checks.plain_checks import PlainChecks
+from outlast.runtime.checks.unregistered_variables import UnregisteredVariables
 from outlast.runtime.exchange.shard_sums import OwnSums
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._ending import changed_since, left_open
@@ -76,6 +77,7 @@ class PlainTraining:
         self.asked = 0  # how often the loop has asked whether it writes
         self.checks = PlainChecks(self.loop, samples, name, bitwise=bitwise, asked=lambda: self.asked)
         self.with_norms = reads_norm or clip_norm is not None or state.scaling.active
+        self.variables = UnregisteredVariables(state, lambda: True)
         self.inside = False  # the loop over a step's batches
         shards = OwnSums() if any(map(is_shard, state.params)) else None
         self.watch = LoopWatch(state, samples.num_leaves, shards=shards)
@@ -109,6 +111,7 @@ class PlainTraining:
         self.samples.expect(lambda number: list(range(len(self.samples.sizes(number)))), start)
         for number in range(start, until):
             self._open = step = PlainStep(self, number)
+            self.variables.given()
             self.lines.before(number)
             yield step
             self._open = None

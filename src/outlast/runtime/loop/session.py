@@ -27,6 +27,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import Certificate, Leave, Wait
 from outlast.errors import DeviceFault, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
 from outlast.runtime.checks.rehearsal import Rehearsal
+from outlast.runtime.checks.unregistered_variables import UnregisteredVariables
 from outlast.runtime.checks.unseen_averages import UnseenAverages
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._boundary import boundary
@@ -72,6 +73,7 @@ class Training:
         self._saved = False  # what a loop that was left early leaves
         self._committed: list[tuple[int, int]] | None = None  # the parameters at the last commit, by `values_of`
         self._broken, self._turn = False, Turn(self.replica)  # the loop over the steps was left, on purpose
+        self._variables = UnregisteredVariables(self.engine.state, self._turn.leads)
         self._previous: Any = None  # what SIGTERM did before the loop
 
     def steps(self, until: int) -> Iterator[Step]:
@@ -200,6 +202,7 @@ class Training:
         self._step, self._open = self._as_seen(step), True
         self.engine.given(step)
         self._evaluations.given()
+        self._variables.given()
         self._lines.before(step)
         return self._step
 
