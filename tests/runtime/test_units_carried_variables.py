@@ -456,7 +456,11 @@ def test_the_line_is_where_it_is_used() -> None:
 
 @pytest.mark.parametrize(
     "loop",
-    ["for item in bar:  # STEP\n    yield item", "x = next(steps)  # STEP", "for s in training.steps(9):  # STEP\n    f(s)"],
+    [
+        "for item in bar:  # STEP\n    yield item",
+        "x = next(steps)  # STEP",
+        "for s in training.steps(9):  # STEP\n    f(s)",
+    ],
 )
 def test_a_loop_that_does_not_train_is_none(loop: str) -> None:
     assert found(loop) is None
@@ -470,5 +474,7 @@ def test_what_draws_is_told_of_as_read() -> None:
 def test_many_branches_take_no_time() -> None:
     """Each of them doubles the ways through the turn."""
     rows = [f"        if step.number > {i}:\n            loss = loss + part{i} * {i}" for i in range(200)]
-    body = "\n".join(["for step in steps:", "    for b in step:", "        loss = f(b)", *rows, "        step.backward(loss)"])
+    body = "\n".join(
+        ["for step in steps:", "    for b in step:", "        loss = f(b)", *rows, "        step.backward(loss)"]
+    )
     assert all(row.how == "read" for row in carried_in(body, 1) or ())
