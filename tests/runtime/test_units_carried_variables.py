@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from outlast.runtime.checks.carried_variables import Carried, carried_in
+from outlast.runtime.checks._carried_variables import Carried, carried_in
 
 CARRIED = {
     "a count": ("n", "loss", """
