@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from outlast.runtime.checks._loop_flow import Flow, Read, Sink, Store
+from outlast.runtime.checks._loop_flow import Flow, Read, Sink, Stored
 from outlast.runtime.checks._places import Place, beginnings, names_in, targets_of
 
 __all__ = ["Carried", "carried_in"]
@@ -124,7 +124,7 @@ class _Slice:
         self._end, self._sinks = flow.at_the_end, flow.sinks
         self._found: dict[tuple[Place, str], str] = {}  # and what it steers
         self._lines: dict[Place, list[tuple[bool, int]]] = {}  # of its uses, those for another place first
-        self._known: dict[tuple[Store, Sequence[str]], bool] = {}
+        self._known: dict[tuple[Stored, Sequence[str]], bool] = {}
 
     def rows(self) -> Iterator[Carried]:
         """A place once, with the line where another place or a sink is computed from it, if there is one."""
@@ -145,7 +145,7 @@ class _Slice:
                 seen |= fresh
                 todo += fresh
 
-    def _origins(self, read: Read, sink: Sink) -> Iterator[tuple[Place, Store | None]]:
+    def _origins(self, read: Read, sink: Sink) -> Iterator[tuple[Place, Stored | None]]:
         """The stores that it may be of, also in the turn before if that counts; None for what was there before all."""
         for store in read.reached_by:
             if store is not None:
@@ -161,7 +161,7 @@ class _Slice:
                 self._found.setdefault((place, "carried"), sink.what)
                 yield from ((place, left) for left in stores)
 
-    def _left_at(self, place: Place) -> tuple[Place, list[Store]]:
+    def _left_at(self, place: Place) -> tuple[Place, list[Stored]]:
         """What the turn before left there: the place, or the beginning of it, that was stored to."""
         for start in beginnings(place):
             stores = [store for store in self._end.get(start, ()) if store is not None]
@@ -169,7 +169,7 @@ class _Slice:
                 return start, stores
         return place, []
 
-    def _is_carried(self, place: Place, stores: Sequence[Store]) -> bool:
+    def _is_carried(self, place: Place, stores: Sequence[Stored]) -> bool:
         """Whether what the stores leave is known only to who was there: not an item of another loop, nothing that is
         the same each time, or made once from what is always there, or follows from the step's number."""
         stores = [s for s in stores if s.kind == "value" and not (s.once and self._is_known(s, ()))]
@@ -180,14 +180,14 @@ class _Slice:
             return not always and not all(self._is_renewed(s) for s in stores)
         return bool(stores)
 
-    def _is_renewed(self, store: Store) -> bool:
+    def _is_renewed(self, store: Stored) -> bool:
         """Whether what decides that it is stored is the step's number and what it was, as in
         `if step.epoch != epoch: epoch = step.epoch`."""
         others = [read for read in store.tests if read.place != store.place]
         known = all(self._origin_known(read, origin, _OF_THE_STEP) for read in others for origin in read.reached_by)
         return known and len(others) < len(store.tests)
 
-    def _is_known(self, store: Store, of_the_step: Sequence[str]) -> bool:
+    def _is_known(self, store: Stored, of_the_step: Sequence[str]) -> bool:
         """Whether its value is computed from what no turn changes, and from these attributes of the step."""
         key = store, of_the_step
         if key not in self._known:
@@ -197,14 +197,14 @@ class _Slice:
             )
         return self._known[key]
 
-    def _origin_known(self, read: Read, origin: Store | None, of_the_step: Sequence[str]) -> bool:
+    def _origin_known(self, read: Read, origin: Stored | None, of_the_step: Sequence[str]) -> bool:
         if origin is None:
             return not self._left_at(read.place)[1]
         if origin.kind == "step":
             return len(read.place) > 1 and read.place[1] in of_the_step
         return origin.kind == "value" and self._is_known(origin, of_the_step)
 
-    def _reads_the_step(self, store: Store) -> bool:
+    def _reads_the_step(self, store: Stored) -> bool:
         seen, todo = {store}, [store]
         while todo:
             origins = {o for read in todo.pop().reads for o in read.reached_by if o is not None}

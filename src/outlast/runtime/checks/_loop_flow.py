@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from outlast.runtime.checks._places import Place, beginnings, of_groups, place_of, places_read
 
-__all__ = ["Flow", "Read", "Sink", "Store", "StoreKind"]
+__all__ = ["Flow", "Read", "Sink", "Stored", "StoredKind"]
 
-StoreKind = Literal["value", "step", "item", "count"]
+StoredKind = Literal["value", "step", "item", "count"]
 """`step`: what the loop over steps yields; `item`: what another loop does; `count`: a count of the loop's own turns."""
 
 _CHANGES = frozenset({
@@ -38,17 +38,17 @@ class Read:
 
     place: Place
     line: int
-    reached_by: frozenset[Store | None]
+    reached_by: frozenset[Stored | None]
 
 
 @dataclass(eq=False)
-class Store:
+class Stored:
     """A store to a place. `tests`: reads that decide whether it is done; `once`: behind a test that it makes false;
     `plain`: nothing is called for its value, so that equal reads give an equal one."""
 
     place: Place
     line: int
-    kind: StoreKind
+    kind: StoredKind
     plain: bool
     once: bool
     reads: set[Read] = field(default_factory=set)
@@ -63,8 +63,8 @@ class Sink:
     reads: set[Read] = field(default_factory=set)
 
 
-_Env = dict[Place, frozenset[Store | None]]
-_BEFORE: frozenset[Store | None] = frozenset({None})
+_Env = dict[Place, frozenset[Stored | None]]
+_BEFORE: frozenset[Stored | None] = frozenset({None})
 _NOTHING: frozenset[Read] = frozenset()
 
 
@@ -75,7 +75,7 @@ class Flow:
     def __init__(self, loop: Any, steps: Sequence[Any], names: frozenset[str], groups: frozenset[str]) -> None:
         self._steps, self._names, self._groups = steps, names, groups
         self._env: _Env = {}
-        self._stores: dict[tuple[int, Place], Store] = {}
+        self._stores: dict[tuple[int, Place], Stored] = {}
         self._sinks: dict[int, Sink] = {}
         self._tests: list[frozenset[Read]] = []
         self._skips: frozenset[Read] = _NOTHING  # what decided that the turn was not gone on with
@@ -140,13 +140,13 @@ class Flow:
         self._walk(row.orelse)
 
     def _target(self, row: Any) -> None:
-        kind: StoreKind = "step" if row in self._steps else "item"
+        kind: StoredKind = "step" if row in self._steps else "item"
         reads = self._read(row.iter)
         first = row.target.elts[0] if isinstance(row.target, ast.Tuple) and row.target.elts else None
         counted = first if kind == "step" and _counts(row.iter) else None
         self._bind_all(row.target, reads, row, kind, counted)
 
-    def _bind_all(self, target: ast.AST, reads: frozenset[Read], row: Any, kind: StoreKind, counted: Any) -> None:
+    def _bind_all(self, target: ast.AST, reads: frozenset[Read], row: Any, kind: StoredKind, counted: Any) -> None:
         for inner in ast.walk(target):
             if isinstance(inner, ast.Name):
                 self._store((inner.id,), row, reads, "count" if inner is counted else kind)
@@ -292,14 +292,14 @@ class Flow:
             place = place_of(target)
             if place is None and isinstance(target, ast.Subscript):  # taken for all of it: who reads before it counts
                 place, reads = place_of(target.value), reads | self._read(target.slice)
-            kind: StoreKind = "step" if place is not None and len(place) == 1 and place[0] in self._names else "value"
+            kind: StoredKind = "step" if place is not None and len(place) == 1 and place[0] in self._names else "value"
             if place is not None:
                 self._store(place, row, reads, kind, plain=plain)
 
     def _store(
-        self, place: Place, row: Any, reads: Iterable[Read], kind: StoreKind = "value", *, plain: bool = False
+        self, place: Place, row: Any, reads: Iterable[Read], kind: StoredKind = "value", *, plain: bool = False
     ) -> None:
-        made = Store(place, row.lineno, kind, plain, self._once)
+        made = Stored(place, row.lineno, kind, plain, self._once)
         store = self._stores.setdefault((id(row), place), made)
         store.reads |= set(reads)
         store.tests |= set[Read]().union(*self._tests)
@@ -315,13 +315,13 @@ class Flow:
         sink.reads |= set(reads).union(self._skips, *self._tests)
 
 
-def _found(env: _Env, place: Place) -> frozenset[Store | None]:
+def _found(env: _Env, place: Place) -> frozenset[Stored | None]:
     return next((env[start] for start in beginnings(place) if start in env), _BEFORE)
 
 
 def _joined(envs: Sequence[_Env]) -> _Env:
     places = {place for env in envs for place in env}
-    return {place: frozenset[Store | None]().union(*(_found(env, place) for env in envs)) for place in places}
+    return {place: frozenset[Stored | None]().union(*(_found(env, place) for env in envs)) for place in places}
 
 
 def _ends(rows: Sequence[ast.stmt]) -> bool:

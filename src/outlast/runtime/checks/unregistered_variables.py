@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outlast.runtime.checks._places import Place
 from outlast.runtime.checks._carried_variables import Carried, carried_in
+from outlast.runtime.checks._places import Place
 from outlast.runtime.training.own_generators import OwnGenerator
 from outlast.runtime.training.state import State
 
