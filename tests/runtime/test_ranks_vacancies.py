@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.test_ranks import SCRIPT, fault, undisturbed
+from tests.runtime.test_vacancies import decided, formed, views
 
 from outlast.cli import main
 from outlast.core import events as ev
 from outlast.prove._process_tree import of_run, processes
-from tests.runtime.test_ranks import SCRIPT, fault, undisturbed
-from tests.runtime.test_vacancies import decided, formed, views
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign]
 STEPS = 8
@@ -32,8 +32,8 @@ def gone(run: Any) -> dict[str, str]:
 
 
 def check(run: Any, survivors: set[str], whole: set[str]) -> None:
-    """It ended well, nothing is left, and each rank of each survivor has the bits of the undisturbed run. `whole`: those
-    of them that made every step."""
+    """It ended well, nothing is left, and each rank of each survivor has the bits of the undisturbed run. `whole`:
+    those of them that made every step."""
     assert run.finish() == 0, run.logs()
     assert of_run(run.driven.run_dir) == []
     want, results = undisturbed(SCRIPT, STEPS), run.results()
@@ -61,8 +61,9 @@ def test_the_others_wait_until_a_replacement_is_there(fleet: Callable[..., Any],
 
 @pytest.mark.parametrize("on_vacancy", ["shrink", "auto"])
 def test_one_alone_waits_whichever_ranks_of_replacements_die(fleet: Callable[..., Any], on_vacancy: str) -> None:
-    """The lead of the first as it loads the state, and a rank of the second."""
-    run = fleet(fault("r1/1.1", "backward", step=3), fault("r1.2", "join_schema"), fault("r1/1.3", "join_schema"),
+    """The lead of the first as it loads the state, and a rank of the second as its lane forms, while the
+    leads compute already: nobody waits for it in a microbatch."""
+    run = fleet(fault("r1/1.1", "backward", step=3), fault("r1.2", "join_schema"), fault("r1/1.3", "connect"),
                 replicas=2, ranks=2, steps=STEPS, script=[SCRIPT], on_vacancy=on_vacancy, min_replicas=2)  # fmt: skip
     check(run, {"r0.1", "r1.4"}, {"r0.1"})
     assert {(e.action, e.running, e.least) for e in decided(run)} == {("wait", 1, 2)}
@@ -97,8 +98,8 @@ def test_a_rank_is_killed_while_it_waits(fleet: Callable[..., Any], place: int) 
 
 
 def test_nobody_is_given_up_because_it_waits(fleet: Callable[..., Any]) -> None:
-    """The replacement is stopped, and continued after seconds: those that wait, with all their ranks, are silent as long,
-    and beyond what any of them may be in work of its own."""
+    """The replacement is stopped, and continued after seconds: those that wait, with all their ranks, are silent as
+    long, and beyond what any of them may be in work of its own."""
     run = fleet(fault("r1/1.1", "backward", step=3), fault("r1.2", "join_hello", "SIGSTOP"), replicas=3, ranks=2,
                 steps=STEPS, script=[SCRIPT], on_vacancy="wait", stall_floor_s=1.0)  # fmt: skip
     check(run, {"r0.1", "r1.2", "r2.1"}, {"r0.1", "r2.1"})
@@ -110,8 +111,8 @@ def test_nobody_is_given_up_because_it_waits(fleet: Callable[..., Any]) -> None:
 def test_who_comes_into_a_view_that_waits_waits_in_it(fleet: Callable[..., Any]) -> None:
     """Two replicas die in one step, and one replacement is there before the other."""
     run = fleet(fault("r1/1.1", "backward", step=3), fault("r2.1", "backward", step=3),
-                fault("r2.2", "join_hello", "hang"), replicas=3, ranks=2, steps=STEPS, script=[SCRIPT], on_vacancy="wait",
-                stall_floor_s=60.0)  # fmt: skip
+                fault("r2.2", "join_hello", "hang"), replicas=3, ranks=2, steps=STEPS, script=[SCRIPT],
+                on_vacancy="wait", stall_floor_s=60.0)  # fmt: skip
     run.until("two wait", lambda: run.placed("r1.2") and views(run)[-2:] == [1, 2])
     run.until("in a view that works", lambda: formed(run) == len(views(run)))
     run.strike(run.pid("r2.2"))

@@ -52,7 +52,7 @@ from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport import save_messages as wire
 from outlast.runtime.transport.connections import PeersLost
 from outlast.runtime.transport.endpoints import lane_address, lanes_address
-from outlast.runtime.transport.rank_channel import call_lead, meet_ranks
+from outlast.runtime.transport.rank_channel import RankPipe, call_lead, meet_ranks
 from outlast.runtime.transport.rank_check_words import LeafPrinted, LookAgain
 from outlast.tensors import BLOCK, Layout, grid_of
 
@@ -121,6 +121,25 @@ def test_ranks_meet_their_lead_and_hear_it_in_order() -> None:
     assert lead.all_there(but=2)
     for pipe in (*pipes, *found.values()):
         pipe.over = True  # the end of a stream is now no loss
+
+
+def test_a_rank_hears_of_a_views_end_while_its_lead_waits_for_it() -> None:
+    """Out of the order of the lead's words, as the lead may be in a collective of the script: once for each view."""
+    ours, theirs = (RankPipe(end, 1) for end in socket.socketpair())
+    lead, over = Siblings([ours], os.eventfd(0, os.EFD_NONBLOCK)), set[ViewId]()
+    lead.hear_of_end(over.__contains__)
+    for n in (1, 2):
+        view = View(id=ViewId(1, n), members=("r0.1", "r1.1"))
+        lead.form(view, {}, ())
+        lead.hear_of_end(over.__contains__)
+        over.add(view.id)
+        lead.hear_of_end(over.__contains__)
+        lead.hear_of_end(over.__contains__)
+        lead.begin_step(n)
+        assert theirs.wait_for(say.FormLane).view == view
+        assert theirs.wait_for(say.BeginStep).step == n
+        assert theirs.view_over == view.id
+    ours.over = theirs.over = True
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

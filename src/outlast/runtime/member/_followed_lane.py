@@ -98,7 +98,7 @@ class FollowedLane:
             word.addresses,
             self.engine.memory.region,
             wake_fd=self.pipe.wake_fd,
-            abandoned=lambda: self.dropped,
+            abandoned=lambda: self.dropped or self.pipe.view_over >= word.view.id,
             patience=self.clock.patience,
             on_stall=lambda phase, missing, waited_s: self._stalled(word.view, phase, missing, waited_s),
             probe=self.env.probe,

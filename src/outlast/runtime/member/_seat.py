@@ -85,6 +85,7 @@ class MemberSeat:
             pipe.on_noted = lambda said: self.link.send([said])
         self.siblings.meet(facts)
         if self.siblings.some:
+            self.link.on_told = lambda: self.siblings.hear_of_end(self.member.over)
             guards.others = SiblingChecks(self.siblings)
         lanes = SiblingLanes(self.siblings) if self.siblings.some else None
         self.spare = Spare(env, engine, self.link, self.member, self.lock, self.enter, self.listener.feeds, lanes)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from outlast.core.policy import GuardNote
-from outlast.core.protocol import View
+from outlast.core.protocol import View, ViewId
 from outlast.errors import CheckpointError, OutlastError, StepMisuse, ViewAbandoned
 from outlast.runtime.training.step_checks import Meta
 from outlast.runtime.transport import rank_words as say
@@ -62,6 +62,7 @@ class Siblings:
         self.reported = False  # a failure of the script, to the coordinator
         self._number = 0  # of what was asked for last: answers to anything else are old
         self._ended = False
+        self._formed: View | None = None  # the newest that the others were told to form, and not yet that it is over
 
     @property
     def some(self) -> bool:
@@ -134,6 +135,7 @@ class Siblings:
     def form(self, view: View, lanes: dict[str, list[str]], held: Sequence[tuple[int, int]]) -> None:
         """The view of which the roll was called, to each with the addresses of its own lane."""
         self._number += 1
+        self._formed = view
         for place, pipe in enumerate(self.pipes):
             addresses = {name: told[place] for name, told in lanes.items() if place < len(told)}
             pipe.send(say.FormLane(self._number, view, addresses, tuple(held), not view.start))
@@ -142,6 +144,15 @@ class Siblings:
         """The view is over; what was asked for is no longer waited for."""
         self._number += 1
         self.tell(say.DropLane(self._number))
+
+    def hear_of_end(self, over: Callable[[ViewId], bool]) -> None:
+        """From the thread that hears the coordinator: tell the others at once if their lanes' view is over. One of them
+        may wait in it for a rank that died as its lane formed, and this rank for that one in a collective.
+        """
+        view = self._formed
+        if view is not None and over(view.id):
+            self._formed = None
+            self.tell(say.ViewOver(view.id))
 
     def ask(self, word: Callable[[int], Any]) -> None:
         """Ask for something; `word` takes the question's number."""

@@ -70,6 +70,7 @@ class MemberLink:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.sent = 0  # messages besides heartbeats
         self.on_save: Callable[[saving.ToMember], None] = lambda message: None
+        self.on_told: Callable[[], None] = lambda: None  # after each word of the coordinator to the member
         self.repeat: Callable[[], Iterable[saving.FromMember]] = tuple  # said again after each reconnection
         self._link: Link | None = None
         self._leaving_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -199,6 +200,7 @@ class MemberLink:
                 for answer in self.member.told(message):
                     self.sent += 1
                     link.send(answer)
+            self.on_told()
         self.wake()
 
 
@@ -210,6 +212,7 @@ class SoloLink:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self.wake_fd).atexit = False
         self.sent = 0
+        self.on_told: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         with self.lock:

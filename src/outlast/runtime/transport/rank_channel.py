@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from outlast.checkpoint.threads import begin
+from outlast.core.protocol import ViewId
 from outlast.core.protocol.data_messages import DataNoted
 from outlast.errors import MembershipError, WireRefusal
 from outlast.runtime.transport.calls import reach
@@ -39,6 +40,7 @@ from outlast.runtime.transport.rank_words import (
     RankLeft,
     SavesHear,
     SavesSay,
+    ViewOver,
 )
 from outlast.runtime.transport.seal import Keys
 
@@ -66,6 +68,7 @@ class RankPipe:
         self._answered = threading.Event()
         self.failed: RankFailed | None = None  # what the other end's script raised
         self._sending = threading.Lock()  # the coordinator's words are passed on by the thread that hears them
+        self.view_over = ViewId(0, 0)  # at the other ranks: every view up to this one is
         self.on_failed: Callable[[RankFailed], None] = lambda failed: None
         self.on_stalled: Callable[[LaneStalled], None] = lambda stalled: None
         self.on_noted: Callable[[DataNoted], None] = lambda noted: None
@@ -136,6 +139,8 @@ class RankPipe:
                     continue
                 if isinstance(word, LaneHas):
                     self.on_has(word)
+                elif isinstance(word, ViewOver):
+                    self.view_over = max(self.view_over, word.view)
                 else:
                     self.inbox.append(word)
                 for fd in (self.wake_fd, self.wakes_too):

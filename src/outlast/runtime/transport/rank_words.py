@@ -35,7 +35,7 @@ __all__ = [
     "LaneDrained", "LaneEvaluated", "LaneHas", "LaneReduced", "LaneStalled", "LaneTaken", "LaneTask", "LiveOutcome",
     "LoadShares", "LoopLeft", "OpenWorld", "RankFailed", "RankLeft", "RankReady", "ReduceLane", "ReplayOutcome",
     "RunBegun", "SaveStable", "SavesHear", "SavesSay", "ServeJoiner", "ServedAs", "SettleOutcome", "TakeFingerprint",
-    "TakeOutcome", "TakeSave",
+    "TakeOutcome", "TakeSave", "ViewOver",
 ]  # fmt: skip
 
 
@@ -102,6 +102,12 @@ class DropLane(msgspec.Struct, frozen=True, tag=True):
     """Lead: the view is over."""
 
     number: int
+
+
+class ViewOver(msgspec.Struct, frozen=True, tag=True):
+    """Lead, from the thread that hears the coordinator: this view is over. `DropLane` follows, in its order."""
+
+    view: ViewId
 
 
 class FeedJoiners(msgspec.Struct, frozen=True, tag=True):
@@ -387,6 +393,6 @@ _Word = (
     | LaneDrained | JoinedView | LiveOutcome | BeginRun | RunBegun | TakeSave | SaveStable | LoopLeft
     | SavesSay | SavesHear | FingerprintSaid | RankFailed | RankLeft | AreYouThere | HereIAm
     | LookCloser | LaneLooked | AskRows | RowsSaid | AuditLeaf | LeafPrinted | LookAgain | SlicesSaid
-    | LaneGrams | RowsChosen | RepeatLeaf | LaneRepeated | TakeFingerprint
+    | LaneGrams | RowsChosen | RepeatLeaf | LaneRepeated | TakeFingerprint | ViewOver
 )  # fmt: skip
 DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Word)
