@@ -12,7 +12,15 @@ import torch
 from sharded import data, pass_gate
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 
 import outlast
@@ -30,14 +38,61 @@ class Block(nn.Module):
         return x + hidden
 
 
-def model_of(run: Any, shard: int, tp: int) -> nn.Module:
+class SequenceBlock(Block):
+    """With dropout of what the ranks have cut by columns, and of what they have cut by the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.down(functional.dropout(torch.relu(self.up(self.norm(x))), 0.1, self.training))
+        return x + self.drop(hidden)
+
+
+class Sequences(nn.Module):
+    """Reads a sample's numbers as a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Linear(1, 24), nn.LayerNorm(24), nn.Linear(24, 3)
+        self.blocks = nn.Sequential(SequenceBlock(), SequenceBlock())
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.norm(self.blocks(self.embed(x.unsqueeze(-1))))).mean(1)
+        return found
+
+
+def sequences_of(mesh: Any) -> tuple[nn.Module, list[nn.Module]]:
+    """Between the products each rank has its part of the sequence: norms and dropout work on that."""
+    whole, part = Replicate(), Shard(1)
+    model = Sequences()
+    outside: dict[str, Any] = {
+        "embed": PrepareModuleOutput(output_layouts=whole, desired_output_layouts=part),
+        "norm": SequenceParallel(use_local_output=True),
+        "head": PrepareModuleInput(input_layouts=part, desired_input_layouts=whole, use_local_output=True),
+    }
+    inside: dict[str, Any] = {
+        "norm": SequenceParallel(use_local_output=True), "up": ColwiseParallel(input_layouts=part),
+        "down": RowwiseParallel(output_layouts=part), "drop": SequenceParallel(use_local_output=True),
+    }  # fmt: skip
+    parallelize_module(model, mesh, outside)
+    for block in model.blocks:
+        parallelize_module(block, mesh, inside)
+    return model, list(model.blocks)
+
+
+def model_of(run: Any, shard: int, tp: int, sequence: bool) -> nn.Module:
     torch.manual_seed(3)
-    model = nn.Sequential(Block(), Block(), nn.Linear(24, 3))
     mesh = run.mesh(shard=shard, tp=tp)
-    cut: dict[str, Any] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    for block in list(model)[:2]:
-        parallelize_module(block, mesh["tp"], cut)  # of a mesh with one dimension this is all of it
-    for module in (*list(model)[:2], model) if shard > 1 else ():
+    if sequence:
+        model, blocks = sequences_of(mesh["tp"])
+    else:
+        model = nn.Sequential(Block(), Block(), nn.Linear(24, 3))
+        blocks = list(model)[:2]
+        for block in blocks:  # of a mesh with one dimension "tp" is all of it
+            parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    for module in (*blocks, model) if shard > 1 else ():
         fully_shard(module, mesh=mesh["shard"])
     return model
 
@@ -49,10 +104,11 @@ def main() -> None:
     parser.add_argument("--gates", type=Path)
     parser.add_argument("--shard", type=int, default=1)
     parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--sequence", action="store_true")
     parser.add_argument("--rule", type=json.loads, default={})
     args = parser.parse_args()
     run = outlast.join()
-    model = model_of(run, args.shard, args.tp)
+    model = model_of(run, args.shard, args.tp, args.sequence)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     training = run.protect(
         model, optimizer, data(), seed=11, bucket_mb=0.02, clip_norm=0.5,

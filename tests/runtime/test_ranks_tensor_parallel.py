@@ -59,6 +59,24 @@ def test_who_joins_and_who_goes_on_have_it_too(fleet: Callable[..., Any], tmp_pa
     assert later["r0.1-0"]["losses"].items() <= whole["r0.1-0"]["losses"].items()
 
 
+def test_norms_and_dropout_may_be_cut_by_the_sequence(fleet: Callable[..., Any]) -> None:
+    """Two ranks with a part of each sequence, and rows over two pairs of them: the same bits, also when a rank dies as
+    it computes, and in whoever joins."""
+    script = [SCRIPT, "--sequence"]
+    want = ended(fleet(replicas=1, ranks=2, steps=14, script=script, max_restarts=0), {"r0.1"}, 2)["r0.1-0"]
+    run = fleet(
+        Fault(replica="r1/3.1", phase="merge", step=2, action="SIGKILL"),
+        replicas=2, ranks=4, steps=14, script=[*script, "--shard", "2"], gates=(4, 8, 12),
+    )  # fmt: skip
+    run.gate(4, "a new replica was served", lambda: run.served("r1.2"))
+    run.gate(8, "it had caught up", lambda: run.caught_up("r1.2"))
+    run.gate(12, "it trained again", lambda: len(run.driven.members) == 2)
+    results = ended(run, {"r0.1", "r1.2"}, 4)
+    assert {found["fingerprint"] for found in results.values()} == {want["fingerprint"]}, run.logs()
+    assert results["r0.1-3"] == want
+    assert [recovery.lost_steps for recovery in run.driven.recoveries()] == [0]
+
+
 def test_a_row_is_of_all_ranks_of_tensor_parallelism_too(fleet: Callable[..., Any]) -> None:
     rule = {"aggregation": "krum_all_honest", "f": 1, "rows": 3, "microbatches": 6, "global_batch_size": 24}
     script = [SCRIPT, "--rule", json.dumps(rule)]
