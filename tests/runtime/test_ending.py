@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from multiprocessing.connection import wait as ready
 import os
-import select
 import signal
 import socket
 import sys
@@ -88,14 +88,14 @@ def test_who_has_ended_and_was_reaped_is_sent_nothing() -> None:
     """Its descriptor is closed, and soon another's: an agent died of it, asking a replica to stop whose lead had ended
     before its other ranks."""
     first = start([sys.executable, "-c", ""], environ={})
-    assert select.select([first.fd], [], [], 60.0)[0]
+    assert ready([first.fd], 60.0)
     assert first.reap() is not None
     first.send(signal.SIGKILL)
     second = start([sys.executable, "-c", "import signal; signal.pause()"], environ={})
     try:
         first.fd = second.fd  # as a rule it is, unless a thread of an earlier test had the number meanwhile
         first.send(signal.SIGKILL)
-        assert not select.select([second.fd], [], [], 0.2)[0]
+        assert not ready([second.fd], 0.2)
     finally:
         second.send(signal.SIGKILL)
         second.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing.connection import wait as ready
 import asyncio
 import contextlib
 import select
@@ -161,7 +162,7 @@ def test_a_door_that_lets_go_before_the_greeting_is_a_crowd_and_nobody_s_death(
     if resets:
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     far.close()
-    assert select.select([call.sock], [], [], 20)[0]
+    assert ready([call.sock], 20)
     call.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # it is reset when that has been asked for
 
     def goes_on() -> None:
@@ -181,7 +182,7 @@ def test_the_end_of_what_is_written_to_who_has_gone_is_nothing_new(ends: Ends) -
         _, writer = await streams_over(one)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         other.close()
-        assert select.select([one], [], [], 20)[0]
+        assert ready([one], 20)
         one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # it is reset when that has been asked for
         with pytest.raises(OSError):
             one.shutdown(socket.SHUT_WR)

@@ -6,10 +6,10 @@ ranks), which it gets before anything else of its own.
 
 from __future__ import annotations
 
+from multiprocessing.connection import wait as ready
 import contextlib
 import os
 import re
-import select
 import signal
 import threading
 import time
@@ -111,7 +111,7 @@ def end_of(child: int) -> Callable[[], float | None]:
     handle = os.pidfd_open(child)
 
     def wait() -> None:
-        select.select([handle], [], [])
+        ready([handle])
         found.append(time.monotonic())
         os.close(handle)
 
