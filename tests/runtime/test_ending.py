@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import wait as ready
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import wait as ready
 from pathlib import Path
 from typing import Any
 

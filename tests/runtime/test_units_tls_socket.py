@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import wait as ready
 import asyncio
 import contextlib
 import select
@@ -11,6 +10,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait as ready
 from pathlib import Path
 from types import SimpleNamespace
 

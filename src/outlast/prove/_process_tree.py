@@ -6,7 +6,6 @@ ranks), which it gets before anything else of its own.
 
 from __future__ import annotations
 
-from multiprocessing.connection import wait as ready
 import contextlib
 import os
 import re
@@ -14,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait as ready
 from pathlib import Path
 
 import msgspec
