@@ -233,7 +233,7 @@ class Faults:
         self.everybody_touched = True
         if fault.other % 2:
             self.world.replace_coordinator(coordinator, fault.lasts)
-        else:
+        elif not coordinator.asleep:  # what is continued on a machine that stands still does not go on
             self._stop(coordinator, fault.lasts)
 
     def _coordinator_replaced(self, fault: ScheduleFault) -> None:

@@ -26,6 +26,7 @@ class CoordinatorProcess(SimulatedProcess):
     """One incarnation of the coordinator."""
 
     storing = False  # a record is on its way to where several hosts keep it, and nothing else is done meanwhile
+    asleep = False  # with its machine, which stands still
 
     def __init__(self, world: Surroundings, serial: int, turn: tuple[int, m.FleetRecord | None] | None = None) -> None:
         super().__init__(world.kernel, f"c{serial}")

@@ -58,11 +58,13 @@ class RecordFaults:
         if holder is not None and not holder.paused:
             clock = turns.clock_of(holder)
             holder.pause()
+            holder.asleep = True
             clock.sleep()
             self._later(fault, self._wake, holder, clock)
 
     def _wake(self, holder: CoordinatorProcess, clock: HostClock) -> None:
         clock.wake()
+        holder.asleep = False
         holder.resume()
 
     def _record_clock(self, fault: ScheduleFault, turns: Turns) -> None:
