@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outlast.errors import LoopUnrepeatable
+from outlast.errors import EnvironmentFault, LoopUnrepeatable
 from outlast.runtime.checks import rehearsal
 from outlast.runtime.checks._laid_aside import LaidAside, shared, tensors_in
 from outlast.runtime.training.state import State
@@ -145,3 +145,12 @@ def test_containers_are_ones_own_and_tensors_are_not() -> None:
     taken["b"][1]["c"] = "e"
     assert value["a"][1] == 3
     assert value["b"][1] == {"c": "d"}
+
+
+def test_what_cannot_be_read_again_is_told_with_what_to_do(tmp_path: Path) -> None:
+    rows = [torch.randn(5)]
+    aside = LaidAside(rows, 0.0, tmp_path)
+    assert aside._file is not None
+    aside._file.truncate(8)
+    with pytest.raises(EnvironmentFault, match="cannot be read again: it ends too early"), aside:
+        rows[0].zero_()

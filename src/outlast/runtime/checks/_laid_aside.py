@@ -15,6 +15,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from outlast.errors import EnvironmentFault
 from outlast.journal import find_mount
 from outlast.runtime.training.free_memory import free_bytes
 from outlast.tensors import local
@@ -27,7 +28,8 @@ _CPU = torch.device("cpu")
 
 class LaidAside:
     """`with LaidAside(tensors, share, folder):` what they are before is what they are after. `share`: of the host's
-    free memory that may be used. Raises OSError where neither memory nor disk has room; nothing is changed then."""
+    free memory that may be used. Raises OSError where neither memory nor disk has room; nothing is changed then. What
+    cannot be read again ends the process by an EnvironmentFault: the state is lost here."""
 
     def __init__(self, tensors: Iterable[Tensor], share: float, folder: Path) -> None:
         self._tensors = [local(tensor.detach()) for tensor in tensors]
@@ -69,11 +71,18 @@ def _read(file: IO[bytes], tensor: Tensor) -> Tensor:
     """The next one of the file, as a tensor like this one."""
     raw = torch.empty(tensor.numel() * tensor.element_size(), dtype=torch.uint8)
     into = raw.numpy().data
-    while into:
-        num = file.readinto(into)  # type: ignore[attr-defined]
-        if not num:
-            raise OSError("what was laid aside in a file is not there any more")
-        into = into[num:]
+    try:
+        while into:
+            num = file.readinto(into)  # type: ignore[attr-defined]
+            if not num:
+                raise OSError("it ends too early")
+            into = into[num:]
+    except OSError as error:
+        raise EnvironmentFault(
+            f"parameters that were laid aside in a file cannot be read again: {error}",
+            did="this process ends; what others hold, and the newest checkpoint, are untouched",
+            remedy="look at the disk under the run's folder; bitwise = false does without the rehearsal",
+        ) from error
     return raw.view(tensor.dtype).reshape(tensor.shape)
 
 

@@ -8,7 +8,7 @@ condition as an earlier one to be taken with it. Functions that are called are n
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -83,6 +83,15 @@ class Flow:
         self._once = False
         self._under: dict[str, tuple[Any, _Env, list[_Env]]] = {}  # by test: what it read, what was there after it
         self._left: list[_Env] = []
+        self._visits: dict[type[ast.stmt], Callable[[Any], None]] = {
+            ast.Assign: self._assign, ast.AnnAssign: self._annassign, ast.AugAssign: self._augassign,
+            ast.For: self._for, ast.AsyncFor: self._for, ast.While: self._while, ast.If: self._if,
+            ast.Match: self._match,
+            ast.With: self._with, ast.AsyncWith: self._with, ast.Try: self._try, ast.FunctionDef: self._defined,
+            ast.AsyncFunctionDef: self._defined, ast.ClassDef: self._defined, ast.Import: self._import,
+            ast.ImportFrom: self._import, ast.Continue: self._continue, ast.Break: self._break,
+            ast.TryStar: self._try,
+        }  # fmt: skip
         if not isinstance(loop, ast.While):
             self._target(loop)
         self._walk(loop.body)
@@ -92,7 +101,7 @@ class Flow:
     # --- statements ----------------------------------------------------------------------------------------------
     def _walk(self, rows: Iterable[ast.stmt]) -> None:
         for row in rows:
-            visit = getattr(self, f"_{type(row).__name__.lower().removeprefix('async')}", None)
+            visit = self._visits.get(type(row))
             if visit is not None:
                 visit(row)
             else:
@@ -209,18 +218,12 @@ class Flow:
         self._env = _joined(ends)
         self._walk(row.finalbody)
 
-    _trystar = _try
-
-    def _functiondef(self, row: Any) -> None:
+    def _defined(self, row: Any) -> None:
         self._store((row.name,), row, self._read_all(row))
-
-    _classdef = _functiondef
 
     def _import(self, row: ast.Import | ast.ImportFrom) -> None:
         for alias in row.names:
             self._store(((alias.asname or alias.name).partition(".")[0],), row, _NOTHING, plain=True)
-
-    _importfrom = _import
 
     def _continue(self, row: ast.Continue) -> None:
         self._skips |= frozenset[Read]().union(*self._tests)
