@@ -67,6 +67,8 @@ class Members:
         process = self.processes[index]
         assert process is not None
         process.send_signal(number)
+        if number == signal.SIGSTOP:  # until all its threads have: on a busy machine some answer for a while
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def ready(self) -> None:
         etcd = Etcd(self.access)
