@@ -109,6 +109,19 @@ def test_a_running_run_that_is_silent_is_stalled() -> None:
     assert accounting(events, now_s=9.0).stalled_s == pytest.approx(6.0)
 
 
+def test_a_running_run_that_waits_for_replicas_recovers() -> None:
+    """From its last step on; told of a step that was made later, it waits no more."""
+    wait = ev.VacancyDecided(at_s=3.5, action="wait", running=1, wanted=2, least=2, wait_s=None, reason="1 of 2 is left")
+    events = [started(), counted(3.0, 0, 30, productive=3.0), wait]
+    for now_s in (4.0, 9.0):
+        account = accounting(events, now_s=now_s)
+        assert account.recovery_s == pytest.approx(now_s - 3.0)
+        assert (account.productive_s, account.stalled_s) == (pytest.approx(3.0), 0.0)
+    went_on = msgspec.structs.replace(wait, at_s=3.6, action="shrink")
+    assert accounting([*events, went_on], now_s=4.0).productive_s == pytest.approx(4.0)
+    assert accounting([*events, counted(8.0, 30, 31, recovery=4.9, productive=0.1)], now_s=8.5).recovery_s < 5.0
+
+
 def test_an_older_journal_is_read_with_what_it_says() -> None:
     """It has the number of steps and their mean time."""
     old = [

@@ -165,6 +165,23 @@ def test_the_newest_commit_has_an_age(story: Any) -> None:
     assert "step 20, 200 ms ago, view 1.1, 100 ms a step" in render_status(fresh)
 
 
+def test_those_that_wait_for_others_are_told_to_wait_from_the_first_moment(story: Any) -> None:
+    decided = ev.VacancyDecided(
+        at_s=story.start_s + 4.1, action="wait", running=3, wanted=4, least=1, wait_s=600.0, reason="3 of 4 are left"
+    )
+    events = [*story.started, *story.training, decided]
+    waits = status(events, now_s=story.start_s + 4.5)
+    assert (waits.state, waits.detail) == ("stalled", "those that are left wait for others, 500 ms since the last step")
+    assert states(waits)["r1.0"] == "training"  # nobody is silent
+    shrinks = msgspec.structs.replace(decided, at_s=story.start_s + 4.2, action="shrink")
+    assert status([*events, shrinks], now_s=story.start_s + 4.5).state == "training"
+    later = ev.ProgressMade(
+        at_s=story.start_s + 4.4, view=[1, 1], stable=20, losses=[], step_s=0.1, first=20, committed=21,
+        committed_at_s=story.start_s + 4.4,
+    )  # fmt: skip
+    assert status([*events, later], now_s=story.start_s + 4.5).state == "training"
+
+
 def test_a_run_that_is_silent_for_too_long_is_stalled(story: Any) -> None:
     events = [*story.started, *story.training]
     silent = status(events, held=True, now_s=story.start_s + 16.0)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import StepTime
+from outlast.core.protocol import Ledger, StepTime
 from outlast.runtime.member._heartbeat import Pace
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.transport.regions import Region
@@ -109,6 +109,100 @@ def test_a_change_of_the_view_is_an_outage_and_the_step_s_own_time_is_not(
         "checkpoint": 0.0, "stalled": pytest.approx(0.0), "recovery": pytest.approx(0.75 - 0.1 - again_s),
         "lost": pytest.approx(again_s),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [1, 5])
+def test_a_wait_for_others_is_no_work_however_few_steps_were_made(made: int, clock: Clock) -> None:
+    """Two of three wait in a view of their own for 5 s, and the next one has formed 0.1 s later."""
+    pace = Pace(Progress(Region(Progress.SIZE)), clock)
+    pace.formed(0.0, 0.0)
+    for step in range(made):
+        clock.now_s += 0.1
+        pace.committed(step, 3)
+    pace.steps()
+    clock.now_s += 0.05
+    left_at_s = clock.now_s
+    clock.now_s += 0.2
+    pace.formed(left_at_s, 0.0)
+    pace.waits()
+    clock.now_s += 5.0
+    left_at_s = clock.now_s
+    clock.now_s += 0.1
+    pace.formed(left_at_s, 0.0)
+    clock.now_s += 0.05
+    pace.committed(made, 3)
+    (told,) = pace.steps()
+    assert told.outage_s == pytest.approx(5.3)
+    assert told.seconds()["productive"] == pytest.approx(0.1)
+    assert told.stalled_s == pytest.approx(0.0)
+
+
+def test_views_that_come_and_go_in_one_step_are_all_outages(clock: Clock) -> None:
+    pace = Pace(Progress(Region(Progress.SIZE)), clock)
+    pace.formed(0.0, 0.0)
+    clock.now_s += 0.1
+    pace.committed(0, 3)
+    pace.steps()
+    for _ in range(2):
+        left_at_s = clock.now_s
+        clock.now_s += 2.0
+        pace.formed(left_at_s, 0.0)
+        clock.now_s += 0.05
+    pace.committed(1, 3)
+    (told,) = pace.steps()
+    assert told.outage_s == pytest.approx(4.0)
+    assert told.seconds()["productive"] == pytest.approx(0.1)
+
+
+def test_a_view_that_was_left_before_a_step_is_no_outage_of_the_next(clock: Clock) -> None:
+    """The step was handed over to this one as the view formed."""
+    pace = Pace(Progress(Region(Progress.SIZE)), clock)
+    pace.formed(0.0, 0.0)
+    clock.now_s += 0.1
+    pace.committed(0, 3)
+    left_at_s = clock.now_s
+    clock.now_s += 2.0
+    pace.formed(left_at_s, 0.0)
+    pace.committed(1, 3)
+    pace.steps()
+    pace.formed(left_at_s, 0.0)
+    clock.now_s += 0.1
+    pace.committed(2, 3)
+    assert pace.steps()[0].seconds()["productive"] == pytest.approx(0.1)
+
+
+def test_a_run_whose_first_view_waits_has_yet_to_begin(clock: Clock) -> None:
+    pace = Pace(Progress(Region(Progress.SIZE)), clock)
+    pace.formed(0.0, 0.0)
+    pace.waits()
+    clock.now_s += 5.0
+    pace.formed(clock.now_s - 0.1, 0.0)
+    clock.now_s += 0.1
+    pace.committed(0, 3)
+    (told,) = pace.steps()
+    assert told.took_s == told.seconds()["productive"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("first_to_tell", ["joiner", "other"])
+def test_what_holds_all_up_soon_after_a_join_is_no_work_whoever_tells_first(
+    first_to_tell: str, pace: Pace, clock: Clock
+) -> None:
+    """A joiner does not know yet how long steps take."""
+    joiner = Pace(Progress(Region(Progress.SIZE)), clock)
+    both, ledger = {"joiner": joiner, "other": pace}, Ledger(5, clock.now_s, patience_s=3.0)
+    joiner.replayed()
+    joiner.formed(clock.now_s - 0.1, 0.0)
+    for step, took_s in ((5, 0.1), (6, 0.1), (7, 5.1), (8, 0.1)):
+        clock.now_s += took_s
+        for each in both.values():
+            each.committed(step, 4)
+        for name in sorted(both, key=lambda name: name != first_to_tell):
+            for time in both[name].steps():
+                ledger.take(time, clock.now_s)
+    (span,) = ledger.drain()
+    assert (span.first, span.committed) == (5, 9)
+    assert span.seconds.get("stalled", 0.0) == pytest.approx(5.0)
+    assert span.seconds["productive"] == pytest.approx(0.4)
 
 
 def test_a_joiner_leaves_its_first_step_to_those_who_made_the_one_before(clock: Clock) -> None:

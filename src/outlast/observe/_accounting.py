@@ -86,6 +86,7 @@ class _Facts(msgspec.Struct):
     end: int = 0
     saved: int = 0
     without_state: bool = False  # the fleet was lost, and no step has been committed since
+    waits_s: float = 0.0  # since when those that are left wait for others, unless a step was committed later
     over: bool = False
     gone: int = 0
     cycles: Cycles = msgspec.field(default_factory=Cycles)
@@ -201,7 +202,7 @@ def usual_silence_s(heartbeat_s: float, step_s: float) -> float:
 
 def _name_of_tail(facts: _Facts, tail_s: float, running: bool) -> str:
     """What the time after the last commit was used for."""
-    if facts.without_state:
+    if facts.without_state or (running and facts.waits_s > (facts.commit_s or 0.0)):
         return "recovery"
     if not running:
         return "idle"
@@ -234,6 +235,8 @@ def _note(event: ev.AnyEvent, facts: _Facts) -> None:
             facts.saved = event.step
         case ev.FleetGone():
             facts.without_state = True
+        case ev.VacancyDecided():
+            facts.waits_s = event.at_s if event.action == "wait" else 0.0
         case ev.VerdictReached() if event.action == "rewind" and event.to_step >= 0:
             _lose(event.to_step, facts)
         case ev.RunFinished():

@@ -67,6 +67,7 @@ class StatusFold:
         self._step_at_s: float | None = None
         self._mismatches = 0
         self._certified: int | None = None
+        self._waits: ev.VacancyDecided | None = None  # of those that are left, for others
 
     def take(self, event: ev.AnyEvent) -> None:
         """Fold one event in."""
@@ -104,6 +105,8 @@ class StatusFold:
                 self._certified = event.step
             case ev.Asked() if event.accepted:
                 self._take_asked(event)
+            case ev.VacancyDecided():
+                self._waits = event if event.action == "wait" else None
 
     @property
     def people_version(self) -> int:
@@ -119,7 +122,7 @@ class StatusFold:
         age_s = max(0.0, now_s - self._step_at_s) if now_s is not None and self._step_at_s is not None else None
         as_of_s = self._updated_at_s if now_s is None or over else now_s
         state, detail = self._state(held, age_s)
-        silent = f"silent for {format_s(age_s)}" if state == "stalled" and age_s is not None else ""
+        silent = f"silent for {format_s(age_s)}" if state == "stalled" and age_s is not None and not self._wait else ""
         return Status(
             run_id=self._started.run_id if self._started else "",
             state=state,
@@ -165,10 +168,17 @@ class StatusFold:
         if until and self._step is not None and self._step >= until:
             return "ending", "all steps are done; the end of the script is awaited"
         step_s = self._progress.step_s if self._progress else 0.0
+        if age_s is not None and self._wait:
+            return "stalled", f"those that are left wait for others, {format_s(age_s)} since the last step"
         if age_s is not None and age_s > usual_silence_s(self._heartbeat_s, step_s):
             usual = f", and steps take {format_s(step_s)}" if step_s else ""
             return "stalled", f"silent for {format_s(age_s)}{usual}"
         return "training", ""
+
+    @property
+    def _wait(self) -> bool:
+        """Whether those that are left wait for others, in place of making steps."""
+        return self._waits is not None and self._waits.at_s > (self._step_at_s or 0.0)
 
     @property
     def _heartbeat_s(self) -> float:
@@ -259,6 +269,8 @@ class StatusFold:
         """Only who comes and who goes is touched: a view of thousands changes by one of them. One whose names were not
         read touches nobody; a later one does."""
         self._view, self._formed = (event.epoch, event.n), False
+        if self._waits is not None and len(event.members) >= self._waits.wanted:
+            self._waits = None
         if isinstance(event.members, NamelessMembers):
             self._people += 1
             return
@@ -300,7 +312,7 @@ class StatusFold:
 
 _RARE = (
     ev.RunStarted, ev.RunFinished, ev.Recovery, ev.VerdictReached, ev.CheckpointFailed, ev.FleetGone, ev.TrainingEnded,
-    ev.AuditMismatch, ev.StateCertified, ev.CheckpointSaved, ev.Asked,
+    ev.AuditMismatch, ev.StateCertified, ev.CheckpointSaved, ev.Asked, ev.VacancyDecided,
 )  # fmt: skip
 _PROCESSES = (ev.CoordinatorStarted, ev.CoordinatorLost, ev.AgentStarted, ev.AgentLost)
 _REPLICAS = (ev.ReplicaStarted, ev.ReplicaExited, ev.JoinerServed, ev.JoinerCaughtUp, ev.Suspected)

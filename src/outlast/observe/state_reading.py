@@ -23,7 +23,7 @@ _NEWEST_ONLY: dict[type[ev.AnyEvent], int] = {
 }  # fmt: skip
 _RUN_KINDS: tuple[type[ev.AnyEvent], ...] = (
     ev.RunStarted, ev.RunFinished, ev.Recovery, ev.VerdictReached, ev.CheckpointFailed, ev.FleetGone, ev.AuditMismatch,
-    ev.CoordinatorStarted, ev.CoordinatorLost, ev.TrainingEnded, ev.Asked,
+    ev.CoordinatorStarted, ev.CoordinatorLost, ev.TrainingEnded, ev.Asked, ev.VacancyDecided,
 )  # fmt: skip
 _PEOPLE_KINDS: tuple[type[ev.AnyEvent], ...] = (
     ev.AgentStarted, ev.AgentLost, ev.ReplicaStarted, ev.ReplicaExited, ev.Suspected, ev.JoinerServed,

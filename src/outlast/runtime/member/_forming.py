@@ -193,6 +193,8 @@ class Forming(MemberSeat):
             self.member.audits.compared(plan.step)
         if self.engine.robust is not None:
             admit(self, self.engine.robust, view, plan)
+        if self.member.held_back:
+            self.pace.waits()
         self.donor.formed(view)
         self.on_formed()
         first, share = list(plan.orphans[self.env.me]), self._standard_share(view)

@@ -39,6 +39,8 @@ class Pace:
         self._count = self._members = 0
         self._committed_at_s = self._held_s = 0.0
         self._joining = False  # the newest step was made by others
+        self._joined = False  # others know how long steps take, as long as this process does not
+        self._waits_since_s = 0.0  # in a view whose members compute nothing; 0: they do
         self._change: tuple[float, float] | None = None  # seconds without a view, and microbatches of a step redone
         self._longest = (0.0, Phase.IDLE)
         self._lock = threading.Lock()
@@ -56,22 +58,33 @@ class Pace:
         step that is computed again."""
         now = self._clock()
         self._committed_at_s = self._committed_at_s or now
-        self._change = (max(0.0, now - left_at_s) if left_at_s else 0.0, redone)
+        since_s, self._waits_since_s = self._waits_since_s or left_at_s, 0.0
+        without_s = now - max(since_s, self._committed_at_s) if since_s else 0.0
+        before_s = self._change[0] if self._change is not None else 0.0  # a step may see several views come and go
+        self._change = (before_s + max(0.0, without_s), redone)
+
+    def waits(self) -> None:
+        """In the view that has just formed nobody computes: until the next one has, it is as if there were none. Before
+        this process's first step the run has yet to begin."""
+        self._waits_since_s = self._clock()
+        if not self._members:
+            self._committed_at_s = 0.0
 
     def committed(self, step: int, members: int, held_s: float = 0.0) -> None:
         """The step was committed now, in a view of so many members; `held_s`: what saves have cost so far."""
         now = self._clock()
         self.parts.committed(members)
         if self._joining:
-            self._joining, self._change = False, (0.0, 0.0)
+            self._joining, self._joined, self._change = False, True, (0.0, 0.0)
             if members > 1:  # others know better how long its first step took, if any of them was there before
-                self._committed_at_s = now
+                self._committed_at_s, self._members = now, members
                 self.progress.commit(StepTime(step=step, end_s=now, took_s=0.0, first=True))
                 return
         took_s, held_s, self._held_s = now - self._committed_at_s, held_s - self._held_s, held_s
         held_s = min(held_s, took_s)
         rest_s = took_s - held_s
         own_s, outage_s, redone_s = rest_s, 0.0, 0.0
+        untold = self._change is None and self._joined and members > 1 and self._count < _FEW
         if self._change is not None:
             own_s, outage_s, redone_s = self._around_change(rest_s, members, *self._change)
         elif self._count >= _FEW:
@@ -92,7 +105,8 @@ class Pace:
             self._learn(rest_s)
         self.resumed, self._change, self._members = self._change is not None, None, members
         self._committed_at_s, self._longest = now, (0.0, Phase.IDLE)
-        self.progress.commit(time_)
+        # All of it would count as work here, also what was none: others know what is usual.
+        self.progress.commit(StepTime(step=step, end_s=now, took_s=0.0, members=members) if untold else time_)
 
     @property
     def _limit_s(self) -> float:
