@@ -16,8 +16,10 @@ from outlast.core.policy import (
     DeadlinePolicy,
     DeadlineState,
     Durations,
+    EvictionBelief,
     EvictionDecision,
     EvictionPolicy,
+    EvictionState,
 )
 from outlast.core.policy.evictions import silence_s
 from outlast.core.protocol import Coordinator, Settings
@@ -111,6 +113,20 @@ def test_who_is_evicted_is_told_with_the_rank_that_hangs() -> None:
     assert [each.reason.partition(":")[0] for each in (*evicted(), *evicted(place=2))] == [
         "silent for 7.00 s in backward", "rank 2",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("phase", [p for p in Phase if p.name.startswith("JOIN_")] + [Phase.IDLE])
+@pytest.mark.parametrize(("kernel", "works"), [("S", False), ("R", True), ("D", False)])
+def test_who_hangs_outside_the_view_is_given_up_whatever_it_is_in(phase: Phase, kernel: str, works: bool) -> None:
+    """Nobody waits for a joiner. Its agent says how long it gave no sign; asleep or in a loop, `outside_s` bounds it."""
+    policy, belief = EvictionPolicy(outside_s=10.0), EvictionBelief(allowed_s=float("inf"), awaited_s=float("inf"))
+    state = EvictionState(
+        kernel=kernel, phase=phase, silent_s=10.5, waited_s=10.5, cpu_advanced=works, asked=False, seated=False
+    )
+    found = policy.decide(belief, state)
+    assert (found.action, "silent for 10.5 s in" in found.reason) == ("evict", True)
+    assert policy.decide(belief, replace(state, silent_s=9.5, waited_s=9.5)).action != "evict"
+    assert policy.decide(belief, replace(state, traced=True)).action == "wait"
 
 
 def noticed_s() -> tuple[float, float]:

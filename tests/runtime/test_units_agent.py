@@ -279,6 +279,24 @@ def test_a_silence_is_told_of_the_rank_that_it_is_laid_to(tmp_path: Path) -> Non
     assert {(said.state, said.place) for said in alone.calls.all(m.Examined)} == {("T", 1)}
 
 
+@pytest.mark.parametrize(("joined_s", "least_s"), [(None, 20.0), (10.0, 30.0)])
+def test_who_is_silent_before_protect_is_examined_unasked(
+    tmp_path: Path, joined_s: float | None, least_s: float
+) -> None:
+    """An import that hangs, or a model that is never made: the start is the first sign of life, `join` the second."""
+
+    def live(self: Alone, child: Puppet) -> None:
+        if joined_s is not None:
+            self.host.after(joined_s, self.blocks[child.pid].alive)
+
+    alone = Alone(tmp_path, live, outside_s=20.0, heartbeat_s=1.0)
+    alone.at(0.5, spawn())
+    alone.goes(least_s + 4.0)
+    told = alone.calls.all(m.Examined)
+    assert {Phase(said.phase) for said in told} == {Phase.IDLE}
+    assert [said.silent_s for said in told[:1]] == [pytest.approx(21.0, abs=1.1)]
+
+
 def test_who_is_silent_in_a_view_of_one_is_examined_unasked(tmp_path: Path) -> None:
     """Nobody else would notice."""
     alone = Alone(tmp_path, lambda self, child: self.trains(child), outside_s=20.0, heartbeat_s=1.0)

@@ -38,6 +38,8 @@ _WAITING = frozenset(
     }
 )
 """Phases that last as long as somebody else takes."""
+_TURNS = frozenset({Phase.JOIN_HELLO, Phase.JOIN_SNAPSHOT, Phase.JOIN_READY})
+"""Of these, those that a joiner leaves every second, whoever it waits for. It is in no view, so that nobody names it."""
 _EXACT_UP_TO = 16
 
 
@@ -102,12 +104,11 @@ class EvictionPolicy:
         if s.deaf:
             reason = f"no sign of life for {s.silent_s:.1f} s in {s.phase.name.lower()}"
             return EvictionDecision(action="evict", reason=reason)
+        if (s.phase not in _WAITING or s.phase in _TURNS) and s.silent_s > self.outside_s:
+            return EvictionDecision(action="evict", reason=f"silent for {s.silent_s:.1f} s {_where(s.phase)} (outside_s)")
         if s.phase in _WAITING and not s.cpu_advanced and s.kernel != "R":
             return EvictionDecision(action="probe", reason="it waits for others too")
         limit = min(belief.allowed_s, self.outside_s) if s.phase in OWNED else self.outside_s
-        if s.phase not in _WAITING and s.silent_s > self.outside_s:
-            where = f"in {s.phase.name.lower()}" if s.phase in OWNED else "in the loop's body"
-            return EvictionDecision(action="evict", reason=f"silent for {s.silent_s:.1f} s {where} (outside_s)")
         if s.cpu_advanced or s.kernel == "R":
             return EvictionDecision(action="wait", reason="slow: its processor time advances")
         if s.silent_s > limit:
@@ -132,6 +133,12 @@ class EvictionPolicy:
     ) -> tuple[str, ...]:
         """Who goes where pairs of members have no path between them: `vertex_cover`."""
         return vertex_cover(pairs, reachable, age)
+
+
+def _where(phase: Phase) -> str:
+    if phase is Phase.IDLE:
+        return "in the script's code before its loop"
+    return f"in {phase.name.lower()}" if phase in OWNED else "in the loop's body"
 
 
 def silence_s(usual_s: float, deadlines: DeadlinePolicy, evictions: EvictionPolicy) -> float:

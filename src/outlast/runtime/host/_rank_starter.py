@@ -60,7 +60,8 @@ class RankStarter:
             "OUTLAST_PROGRESS_FD": str(region.fd),
             "PYTHONUNBUFFERED": "1",
         }
+        began_s = self._system.now_s()
         child = self.nursery.start(environ, log, region.fd) or self._system.start(
             self._command, environ=self._environ | environ, log=log, pass_fds=[region.fd, *self._hold_fds]
         )
-        return Rank(member, child, Progress(region), log, key=key, number=number, place=place)
+        return Rank(member, child, Progress(region), log, key=key, number=number, place=place, began_s=began_s)

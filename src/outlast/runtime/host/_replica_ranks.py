@@ -41,6 +41,11 @@ class Rank:
     number: int = 0  # of the replica, among those that its agent has
     place: int = 0  # in the replica; 0 is its lead
     deserted: bool = False  # it has ended well while the others needed it
+    began_s: float = 0.0  # when it was started: before `join` it gives no sign of life
+
+    def silent_s(self, now_s: float) -> float:
+        """How long it has given no sign of life."""
+        return now_s - max(self.progress.read()[3], self.began_s)
 
     @property
     def failed(self) -> bool:
@@ -125,13 +130,13 @@ def evidence_of(
     rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool, formation_s: float, now_s: float
 ) -> m.Examined:
     """What is told of a suspect. Who is stopped learns no deadlines."""
-    phase, _, _, alive_s, allowed_s = rank.progress.read()
+    phase, _, _, _, allowed_s = rank.progress.read()
     return m.Examined(
         member=rank.name,
         state=state,
         traced=traced,
         phase=phase,
-        silent_s=now_s - alive_s,
+        silent_s=rank.silent_s(now_s),
         cpu_advanced=advanced,
         allowed_s=min(allowed_s, formation_s) if state == "T" else allowed_s,
         deaf=deaf,

@@ -119,7 +119,7 @@ class Agent(AgentRanks):
             self.heir.turn()
         self._send(Heartbeat(sender=self.name, sent_s=now))
         for rank in self._every():
-            if rank.progress.changes and self._too_silent(rank, now):
+            if self._too_silent(rank, now):
                 self._examine(rank.name)
         idle = not (self.ranks or self.pending or self.stopping)
         for result in self.doubt.turn(idle=idle) if self.line.link is not None else ():
@@ -157,10 +157,11 @@ class Agent(AgentRanks):
         self.system.reap_strangers(known)
 
     def _too_silent(self, rank: Rank, now_s: float) -> bool:
-        """Beyond its deadline. Who is stopped is looked after beside this."""
-        phase, _, _, alive_s, allowed_s = rank.progress.read()
+        """Beyond its deadline. Who is stopped is looked after beside this. Until `protect` the script's own code runs."""
+        phase, _, _, _, allowed_s = rank.progress.read()
         limit_s = min(allowed_s, self.outside_s) if phase in OWNED else self.outside_s
-        return phase is not Phase.IDLE and now_s - alive_s > limit_s and self.system.state(rank.child.pid)[0] != "T"
+        owes = phase is not Phase.IDLE or not rank.progress.changes
+        return owes and rank.silent_s(now_s) > limit_s and self.system.state(rank.child.pid)[0] != "T"
 
     def _receive(self) -> None:
         if self.line.link is None:
