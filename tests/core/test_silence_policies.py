@@ -118,7 +118,7 @@ def test_who_is_evicted_is_told_with_the_rank_that_hangs() -> None:
 @pytest.mark.parametrize("phase", [p for p in Phase if p.name.startswith("JOIN_")] + [Phase.IDLE])
 @pytest.mark.parametrize(("kernel", "works"), [("S", False), ("R", True), ("D", False)])
 def test_who_hangs_outside_the_view_is_given_up_whatever_it_is_in(phase: Phase, kernel: str, works: bool) -> None:
-    """Nobody waits for a joiner. Its agent says how long it gave no sign; asleep or in a loop, `outside_s` bounds it."""
+    """Nobody waits for a joiner. Its agent says how long it gave no sign; asleep or not, `outside_s` bounds it."""
     policy, belief = EvictionPolicy(outside_s=10.0), EvictionBelief(allowed_s=float("inf"), awaited_s=float("inf"))
     state = EvictionState(
         kernel=kernel, phase=phase, silent_s=10.5, waited_s=10.5, cpu_advanced=works, asked=False, seated=False

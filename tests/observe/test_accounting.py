@@ -111,7 +111,7 @@ def test_a_running_run_that_is_silent_is_stalled() -> None:
 
 def test_a_running_run_that_waits_for_replicas_recovers() -> None:
     """From its last step on; told of a step that was made later, it waits no more."""
-    wait = ev.VacancyDecided(at_s=3.5, action="wait", running=1, wanted=2, least=2, wait_s=None, reason="1 of 2 is left")
+    wait = ev.VacancyDecided(at_s=3.5, action="wait", running=1, wanted=2, least=2, wait_s=None, reason="1 is left")
     events = [started(), counted(3.0, 0, 30, productive=3.0), wait]
     for now_s in (4.0, 9.0):
         account = accounting(events, now_s=now_s)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from outlast.core import events as ev
+from outlast.observe import accounting
+from outlast.runtime.settings.fault_points import Fault
 
 pytestmark = pytest.mark.process
 
@@ -42,6 +44,24 @@ def test_one_that_is_stopped_again_is_replaced(fleet: Callable[..., Any]) -> Non
     run.until("it was given up", lambda: run.exited("r1.1"))
     run.gate(6, "another one was started", lambda: run.started("r1.2"))
     run.assert_unchanged()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("action", ["hang", "spin"])
+def test_a_joiner_that_hangs_is_given_up_and_replaced(fleet: Callable[..., Any], action: Any) -> None:
+    """Those that are left compute nothing until another is there, and the account says so."""
+    run = fleet(
+        Fault(replica="r1.1", phase="backward", step=3, action="SIGKILL"),
+        Fault(replica="r1.2", phase="join_hello", action=action),
+        replicas=2, steps=8, on_vacancy="wait", outside_s=15.0,
+    )  # fmt: skip
+    run.assert_unchanged()
+    assert {"r0.1", "r1.3"} <= set(run.results())
+    told = [e.evidence for e in run.driven.events if isinstance(e, ev.Suspected) and e.replica == "r1.2"]
+    assert [text.endswith("s in join_hello (outside_s)") for text in told] == [True], told
+    [held, whole] = [e.at_s for e in run.driven.events if isinstance(e, ev.ViewFormed)][1:3]
+    account = accounting(run.driven.events)
+    assert account.recovery_s >= whole - held - 0.05, account
 
 
 @pytest.mark.campaign

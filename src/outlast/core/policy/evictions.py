@@ -39,7 +39,7 @@ _WAITING = frozenset(
 )
 """Phases that last as long as somebody else takes."""
 _TURNS = frozenset({Phase.JOIN_HELLO, Phase.JOIN_SNAPSHOT, Phase.JOIN_READY})
-"""Of these, those that a joiner leaves every second, whoever it waits for. It is in no view, so that nobody names it."""
+"""Of these, those that a joiner leaves every second, whoever it waits for. It is in no view: nobody names it."""
 _EXACT_UP_TO = 16
 
 
@@ -105,7 +105,8 @@ class EvictionPolicy:
             reason = f"no sign of life for {s.silent_s:.1f} s in {s.phase.name.lower()}"
             return EvictionDecision(action="evict", reason=reason)
         if (s.phase not in _WAITING or s.phase in _TURNS) and s.silent_s > self.outside_s:
-            return EvictionDecision(action="evict", reason=f"silent for {s.silent_s:.1f} s {_where(s.phase)} (outside_s)")
+            reason = f"silent for {s.silent_s:.1f} s {_where(s.phase)} (outside_s)"
+            return EvictionDecision(action="evict", reason=reason)
         if s.phase in _WAITING and not s.cpu_advanced and s.kernel != "R":
             return EvictionDecision(action="probe", reason="it waits for others too")
         limit = min(belief.allowed_s, self.outside_s) if s.phase in OWNED else self.outside_s

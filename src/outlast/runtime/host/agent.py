@@ -157,7 +157,7 @@ class Agent(AgentRanks):
         self.system.reap_strangers(known)
 
     def _too_silent(self, rank: Rank, now_s: float) -> bool:
-        """Beyond its deadline. Who is stopped is looked after beside this. Until `protect` the script's own code runs."""
+        """Beyond its deadline. Who is stopped is looked after beside this. Before `protect` the script's code runs."""
         phase, _, _, _, allowed_s = rank.progress.read()
         limit_s = min(allowed_s, self.outside_s) if phase in OWNED else self.outside_s
         owes = phase is not Phase.IDLE or not rank.progress.changes
