@@ -89,8 +89,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ack_s: float = 5.0
     """A member that does not acknowledge leaving a view within this long stays out of the next one."""
     outside_s: float = 1800.0
-    """How long the script's own code may be silent before it counts as hung, in the loop's body or once the run has begun
-    before `protect`; so may a joiner (`outlast.pause()` extends it)."""
+    """How long the script's own code may be silent before it counts as hung, in the loop's body or before `protect`; so
+    may a joiner (`outlast.pause()` extends it)."""
     stall_floor_s: float = 0.5
     """No learned deadline is ever below this."""
     formation_s: float = 30.0
