@@ -85,8 +85,9 @@ class _Facts(msgspec.Struct):
     first: int | None = None
     end: int = 0
     saved: int = 0
-    without_state: bool = False  # the fleet was lost, and no step has been committed since
-    waits_s: float = 0.0  # since when those that are left wait for others, unless a step was committed later
+    recovers_s: float = (
+        0.0  # since when others are waited for, unless a step is newer; inf: the fleet was lost
+    )
     over: bool = False
     gone: int = 0
     cycles: Cycles = msgspec.field(default_factory=Cycles)
@@ -202,7 +203,7 @@ def usual_silence_s(heartbeat_s: float, step_s: float) -> float:
 
 def _name_of_tail(facts: _Facts, tail_s: float, running: bool) -> str:
     """What the time after the last commit was used for."""
-    if facts.without_state or (running and facts.waits_s > (facts.commit_s or 0.0)):
+    if facts.recovers_s == math.inf or (running and facts.recovers_s > (facts.commit_s or 0.0)):
         return "recovery"
     if not running:
         return "idle"
@@ -234,9 +235,9 @@ def _note(event: ev.AnyEvent, facts: _Facts) -> None:
         case ev.CheckpointSaved():
             facts.saved = event.step
         case ev.FleetGone():
-            facts.without_state = True
+            facts.recovers_s = math.inf
         case ev.VacancyDecided():
-            facts.waits_s = event.at_s if event.action == "wait" else 0.0
+            facts.recovers_s = event.at_s if event.action == "wait" else 0.0
         case ev.VerdictReached() if event.action == "rewind" and event.to_step >= 0:
             _lose(event.to_step, facts)
         case ev.RunFinished():
@@ -269,7 +270,7 @@ def _count(event: ev.ProgressMade, facts: _Facts) -> None:
     if facts.commit_s is None:
         facts.begin_s = event.committed_at_s - math.fsum(event.seconds.values())
     facts.commit_s, facts.step_s = event.committed_at_s, event.step_s or facts.step_s
-    facts.without_state = False
+    facts.recovers_s = 0.0 if facts.recovers_s == math.inf else facts.recovers_s
     _lose(event.first, facts)
     for name, value in event.seconds.items():
         facts.sums[name] = facts.sums.get(name, 0.0) + value

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from outlast.checkpoint.threads import begin
 from outlast.core.phases import Phase
@@ -38,10 +39,9 @@ class Pace:
         self._losses: list[tuple[int, float]] = []
         self._count = self._members = 0
         self._committed_at_s = self._held_s = 0.0
-        self._joining = False  # the newest step was made by others
-        self._joined = False  # others know how long steps take, as long as this process does not
-        self._waits_since_s = 0.0  # in a view whose members compute nothing; 0: they do
-        self._change: tuple[float, float] | None = None  # seconds without a view, and microbatches of a step redone
+        self._join: Literal["", "made by others", "made"] = ""  # this process came by joining: its newest step
+        # Seconds without a view, microbatches of a step redone, and since when all wait in the newest view, or 0.
+        self._change: tuple[float, float, float] | None = None
         self._longest = (0.0, Phase.IDLE)
         self._lock = threading.Lock()
         self._told = 0
@@ -58,15 +58,16 @@ class Pace:
         step that is computed again."""
         now = self._clock()
         self._committed_at_s = self._committed_at_s or now
-        since_s, self._waits_since_s = self._waits_since_s or left_at_s, 0.0
+        before_s, _, waits_since_s = self._change or (0.0, 0.0, 0.0)  # a step may see several views come and go
+        since_s = waits_since_s or left_at_s
         without_s = now - max(since_s, self._committed_at_s) if since_s else 0.0
-        before_s = self._change[0] if self._change is not None else 0.0  # a step may see several views come and go
-        self._change = (before_s + max(0.0, without_s), redone)
+        self._change = (before_s + max(0.0, without_s), redone, 0.0)
 
     def waits(self) -> None:
         """In the view that has just formed nobody computes: until the next one has, it is as if there were none. Before
         this process's first step the run has yet to begin."""
-        self._waits_since_s = self._clock()
+        without_s, redone, _ = self._change or (0.0, 0.0, 0.0)
+        self._change = (without_s, redone, self._clock())
         if not self._members:
             self._committed_at_s = 0.0
 
@@ -74,8 +75,8 @@ class Pace:
         """The step was committed now, in a view of so many members; `held_s`: what saves have cost so far."""
         now = self._clock()
         self.parts.committed(members)
-        if self._joining:
-            self._joining, self._joined, self._change = False, True, (0.0, 0.0)
+        if self._join == "made by others":
+            self._join, self._change = "made", (0.0, 0.0, 0.0)
             if members > 1:  # others know better how long its first step took, if any of them was there before
                 self._committed_at_s, self._members = now, members
                 self.progress.commit(StepTime(step=step, end_s=now, took_s=0.0, first=True))
@@ -84,9 +85,9 @@ class Pace:
         held_s = min(held_s, took_s)
         rest_s = took_s - held_s
         own_s, outage_s, redone_s = rest_s, 0.0, 0.0
-        untold = self._change is None and self._joined and members > 1 and self._count < _FEW
+        untold = self._change is None and self._join == "made" and members > 1 and self._count < _FEW
         if self._change is not None:
-            own_s, outage_s, redone_s = self._around_change(rest_s, members, *self._change)
+            own_s, outage_s, redone_s = self._around_change(rest_s, members, *self._change[:2])
         elif self._count >= _FEW:
             own_s = rest_s if rest_s <= self._limit_s else self.step_s
         time_ = StepTime(
@@ -131,7 +132,7 @@ class Pace:
     def replayed(self) -> None:
         """A step that others made was applied here now."""
         self.parts.dropped()
-        self._joining = True
+        self._join = "made by others"
 
     def steps(self, again: bool = False) -> tuple[StepTime, ...]:
         """Times of the steps since the last call, or (`again`) of all that are still known."""
