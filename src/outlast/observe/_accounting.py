@@ -85,9 +85,7 @@ class _Facts(msgspec.Struct):
     first: int | None = None
     end: int = 0
     saved: int = 0
-    recovers_s: float = (
-        0.0  # since when others are waited for, unless a step is newer; inf: the fleet was lost
-    )
+    recovers_s: float = 0.0  # since when others are waited for, unless a step is newer; inf: the fleet was lost
     over: bool = False
     gone: int = 0
     cycles: Cycles = msgspec.field(default_factory=Cycles)

@@ -39,7 +39,7 @@ _WAITING = frozenset(
 )
 """Phases that last as long as somebody else takes."""
 _TURNS = frozenset({Phase.JOIN_HELLO, Phase.JOIN_SNAPSHOT, Phase.JOIN_READY})
-"""Of these, those that a joiner leaves every second, whoever it waits for. It is in no view: nobody names it."""
+"""Phases that a joiner leaves every second, whoever it waits for. It is in no view: nobody names it."""
 _EXACT_UP_TO = 16
 
 
