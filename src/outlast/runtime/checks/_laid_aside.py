@@ -28,10 +28,11 @@ _CPU = torch.device("cpu")
 
 class LaidAside:
     """`with LaidAside(tensors, share, folder):` what they are before is what they are after. `share`: of the host's
-    free memory that may be used. Raises OSError where neither memory nor disk has room; nothing is changed then. What
-    cannot be read again ends the process by an EnvironmentFault: the state is lost here."""
+    free memory that may be used; `at_once`: processes that do the same now, in the same folder. Raises OSError where
+    neither memory nor disk has room; nothing is changed then. What cannot be read again ends the process by an
+    EnvironmentFault: the state is lost here."""
 
-    def __init__(self, tensors: Iterable[Tensor], share: float, folder: Path) -> None:
+    def __init__(self, tensors: Iterable[Tensor], share: float, folder: Path, at_once: int = 1) -> None:
         self._tensors = [local(tensor.detach()) for tensor in tensors]
         self._held: list[Tensor] = []
         self._file: IO[bytes] | None = None
@@ -40,7 +41,7 @@ class LaidAside:
         if on_device and needed < share * free_bytes(_CPU):
             self._held = [tensor.to(_CPU, copy=True) for tensor in self._tensors]
             return
-        if _in_memory(folder) or needed > _DISK_SHARE * shutil.disk_usage(folder).free:
+        if _in_memory(folder) or needed * at_once > _DISK_SHARE * shutil.disk_usage(folder).free:
             raise OSError(f"no room to lay {needed} bytes aside, in {folder} neither")
         self._file = tempfile.TemporaryFile(dir=folder, prefix="laid-aside-")  # noqa: SIM115, closed at the end
         try:
@@ -58,6 +59,10 @@ class LaidAside:
         with torch.no_grad():
             for index, tensor in enumerate(self._tensors):
                 tensor.copy_(self._held[index] if self._file is None else _read(self._file, tensor))
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is put back: nothing was tried, or all is where it was."""
         self._held.clear()
         if self._file is not None:
             self._file.close()

@@ -48,10 +48,11 @@ class PlainChecks:
     def start(self) -> None:
         """The loop begins; nothing is loaded yet."""
         self._loop.find_schedulers()
-        if self._bitwise and not any(map(is_shard, self._state.params)):  # of shards no copy can be stepped
-            alone = lambda: True  # noqa: E731
-            self._averages = UnseenAverages(self._state, alone, alone, self._asked)
+        alone = lambda: True  # noqa: E731
+        if self._bitwise:
             self._rehearsal = Rehearsal(self._state, alone)
+        if self._bitwise and not any(map(is_shard, self._state.params)):
+            self._averages = UnseenAverages(self._state, alone, alone, self._asked)
 
     def begun(self, step: int) -> None:
         """The inner loop of this step begins."""

@@ -6,7 +6,8 @@ with only the state and settings that a joiner receives, do the same step? It wo
 optimizer state, where memory has room for one; else on the parameters themselves, which are laid aside meanwhile, in
 the host's memory or a file. Hooks of optimizers are the script's own and would run twice, so with them, or with an
 optimizer that cannot be copied, the second question is not asked. What the loop keeps beside the state is the matter
-of `unseen_averages.py`.
+of `unseen_averages.py`. Where a replica is several ranks each tries it on what it holds; an optimizer may gather what
+the others hold, so all try a step, or none does.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.checks._laid_aside import LaidAside, shared, tensors_in
+from outlast.runtime.checks._ranks_together import OneRank, is_of_ranks
 from outlast.runtime.training.free_memory import free_bytes
 from outlast.runtime.training.state import State
-from outlast.tensors import fingerprint
+from outlast.tensors import fingerprint, is_shard, local
 
 __all__ = ["Rehearsal"]
 
@@ -36,10 +38,12 @@ _NO_COPY = (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedE
 
 class Rehearsal:
     """Goes through the first steps as a joiner would, and names what it could not repeat. `chosen`: whether it is for
-    this member to do. `folder`: where there is room on a disk."""
+    this member to do, the same on all its ranks. `folder`: where there is room on a disk. `ranks`: of this replica."""
 
-    def __init__(self, state: State, chosen: Callable[[], bool], folder: Path | None = None) -> None:
-        self._state, self._chosen = state, chosen
+    def __init__(
+        self, state: State, chosen: Callable[[], bool], folder: Path | None = None, ranks: OneRank | None = None
+    ) -> None:
+        self._state, self._chosen, self._ranks = state, chosen, ranks or OneRank()
         self._folder = folder or Path(tempfile.gettempdir())
         self._left = _STEPS
         self._before: dict[str, int] = {}
@@ -64,9 +68,14 @@ class Rehearsal:
             raise LoopUnrepeatable(
                 f"the loop changed {changed[0]}{more} before step {step}; a replica that joins would not do that",
                 did="it was found in a rehearsal, before any fault",
-                remedy="change parameters under torch.no_grad(), not through .data: such changes are handed on; "
+                remedy="change parameters under torch.no_grad(), not through .data"
+                + self._nor()
+                + ": such changes are handed on; "
                 "change optimizer state in the optimizer's own step",
             )
+
+    def _nor(self) -> str:
+        return " or to_local()" if any(map(is_shard, self._state.params)) else ""
 
     def _fingerprints(self) -> dict[str, int]:
         rows = dict(zip(self._state.names, self._state.params, strict=True)) | _states(self._state, self._state.params)
@@ -75,18 +84,23 @@ class Rehearsal:
     # --- what an optimizer keeps to itself -----------------------------------------------------------------------
     def replay(self) -> None:
         """Before the optimizers' step, with the gradients in place: the same step from what a joiner would have."""
-        if not self._twins or self._left >= _STEPS or not self._chosen():
+        if self._left >= _STEPS or not self._chosen():
             return
-        if self._apart and self._fits():
+        copies = bool(self._apart) and self._fits()
+        aside = self._lay_aside() if self._twins and not copies else None
+        if not self._ranks.all(copies or aside is not None):
+            if aside is not None:
+                aside.forget()
+        elif aside is None:
             self._on_copies()
         else:
-            self._in_place()
+            self._in_place(aside)
 
     def _on_copies(self) -> None:
         pairs = [pair for theirs, own in self._by_optimizer(self._apart) for pair in _pairs(theirs, own)]
         with torch.no_grad():
             for param, twin in pairs:
-                twin.copy_(param)
+                local(twin).copy_(local(param))
                 twin.grad = None if param.grad is None else param.grad.clone()
         for optimizer, twin in self._by_optimizer(self._apart):
             _do_step(optimizer, twin, _cloned)
@@ -94,17 +108,21 @@ class Rehearsal:
         for _, twin in pairs:
             twin.grad = None
 
-    def _in_place(self) -> None:
-        """Where memory has no room for copies: on the parameters themselves, which are then what they were."""
+    def _lay_aside(self) -> LaidAside | None:
+        """Where memory has no room for copies: what a step may change. None: there is no room anywhere, or there are
+        tensors that have no bytes of their own."""
         params, optimizers = self._state.params, self._state.optimizers
-        grads = [param.grad for param in params]
-        held = [list(optimizer.state.values()) for optimizer in optimizers]
+        held = [params, [p.grad for p in params], [list(o.state.values()) for o in optimizers]]
         try:
-            aside = LaidAside(
-                tensors_in([params, grads, held, [o.param_groups for o in optimizers]]), _SHARE, self._folder
-            )
-        except (*_NO_COPY, OSError):  # no room anywhere, or tensors that have no bytes of their own
-            return
+            tensors = tensors_in([held, [o.param_groups for o in optimizers]])
+            return LaidAside(tensors, _SHARE / self._ranks.width, self._folder, self._ranks.width)
+        except (*_NO_COPY, OSError):
+            return None
+
+    def _in_place(self, aside: LaidAside) -> None:
+        """On the parameters themselves, which are then what they were."""
+        params = self._state.params
+        grads = [param.grad for param in params]
         try:
             with aside:
                 for optimizer, twin in self._by_optimizer(self._twins):
@@ -146,6 +164,7 @@ class Rehearsal:
             memo = {id(p): torch.nn.Parameter(p.detach().clone(), p.requires_grad) for p in params}
         else:  # what it holds of the state is set before each use
             memo |= {id(t): t for t in tensors_in([list(o.state.values()) for o in self._state.optimizers])}
+        memo |= {id(mesh): mesh for mesh in (getattr(p, "device_mesh", None) for p in params) if mesh is not None}
         try:
             return [_twin(optimizer, memo) for optimizer in self._state.optimizers]
         except _NO_COPY:
@@ -153,14 +172,15 @@ class Rehearsal:
 
     def _fits(self) -> bool:
         """Whether a copy of parameters, gradients and optimizer state takes a small part of what is free."""
-        needed = self._state.size_bytes() + sum(p.numel() * p.element_size() for p in self._state.params)
-        return needed < _SHARE * free_bytes(self._state.params[0].device)
+        needed = self._state.size_bytes() + sum(p.numel() * p.element_size() for p in map(local, self._state.params))
+        return needed * self._ranks.width < _SHARE * free_bytes(self._state.params[0].device)
 
 
 def _twin(optimizer: Any, memo: dict[int, Any]) -> Any:
     twin = object.__new__(type(optimizer))
     memo[id(optimizer)] = twin
     kept = {key: value for key, value in vars(optimizer).items() if key != "step"}  # a scheduler's wrapper of it
+    memo |= {id(value): value for value in kept.values() if is_of_ranks(value)}
     vars(twin).update({key: copy.deepcopy(value, memo) for key, value in kept.items()})
     return twin
 
@@ -208,4 +228,4 @@ def _cloned(value: Any) -> Any:
 
 
 def _print(tensor: Tensor) -> int:
-    return fingerprint(tensor.detach().cpu())
+    return fingerprint(local(tensor.detach()).cpu())

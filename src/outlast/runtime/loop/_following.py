@@ -17,7 +17,9 @@ from typing import Any, cast
 from torch import Tensor
 
 from outlast.core.phases import Phase
-from outlast.errors import OutlastError
+from outlast.errors import LoopUnrepeatable, OutlastError
+from outlast.runtime.checks._ranks_together import AllRanks
+from outlast.runtime.checks.rehearsal import Rehearsal
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._ending import ScriptEnd, left_open, told, what_is_alike
 from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
@@ -145,6 +147,10 @@ class FollowingTraining:
         keep_freed_memory()
         warm_up()
         self.engine.loop.find_schedulers()
+        env, checks = self.replica.env, self.engine.step_checks
+        if env.config.bitwise:
+            ranks = AllRanks(env.width)
+            checks.rehearsal = Rehearsal(self.engine.state, lambda: checks.tries, env.run_dir, ranks)
 
     def _asked_to_leave(self, *_: Any) -> None:
         """SIGTERM, which engines send to every process: the lead, which got it too, leaves for all ranks."""
@@ -158,7 +164,8 @@ class FollowingTraining:
             ours = isinstance(error, OutlastError)
             microbatch = -1 if ours else self.replica.env.progress.read()[2]
             code = error.exit_code if isinstance(error, OutlastError) else 5
-            self.replica.pipe.send(RankFailed(microbatch, told(error)[-4000:], what_is_alike(error), code))
+            final = isinstance(error, LoopUnrepeatable)
+            self.replica.pipe.send(RankFailed(microbatch, told(error)[-4000:], what_is_alike(error), code, final))
 
     def _at_the_script_s_end(self) -> None:
         if os.getpid() == self._home and not self._failed:

@@ -26,6 +26,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol import Certificate, Leave, Wait
 from outlast.errors import DeviceFault, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
+from outlast.runtime.checks._ranks_together import AllRanks
 from outlast.runtime.checks.rehearsal import Rehearsal
 from outlast.runtime.checks.unregistered_variables import UnregisteredVariables
 from outlast.runtime.checks.unseen_averages import UnseenAverages
@@ -236,14 +237,27 @@ class Training:
         keep_freed_memory()
         warm_up()
         self.engine.loop.find_schedulers()
-        if self.replica.env.config.bitwise and not self.engine.sharded and not self.engine.state.stages:
-            # of shards no copy can be stepped, and of stages one rank alone would look
-            state, last = self.engine.state, self.replica.member.is_last
-            self.engine.step_checks.rehearsal = Rehearsal(state, last, self.replica.env.run_dir)
-            self.engine.step_checks.averages = UnseenAverages(state, last, self._turn.leads, lambda: self._turn.asked)
+        if self.replica.env.config.bitwise:
+            self._look_for_habits()
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             self._previous = signal.signal(signal.SIGTERM, self._asked_to_leave)
+
+    def _look_for_habits(self) -> None:
+        """In the first steps, as one member does. Averages of shards, and of a stage, are not known by what they are
+        made of here."""
+        env, state, checks, last = (
+            self.replica.env,
+            self.engine.state,
+            self.engine.step_checks,
+            self.replica.member.is_last,
+        )
+        if env.width > 1:
+            checks.rehearsal = Rehearsal(state, lambda: checks.tries, env.run_dir, AllRanks(env.width))
+        else:
+            checks.rehearsal = Rehearsal(state, last, env.run_dir)
+        if not self.engine.sharded and not state.stages:
+            checks.averages = UnseenAverages(state, last, self._turn.leads, lambda: self._turn.asked)
 
     def _report(self, error: BaseException) -> None:
         """The script ends by it: the coordinator is told whose it is, unless another rank's was told already."""

@@ -245,6 +245,7 @@ class FollowedLane:
             self.donor.keep(word.feed, meta)
         if word.feed is not None and early:
             self.donor.feed(word.feed, meta)
+        self.engine.step_checks.tries = word.tries
         self.engine.apply(meta, self.enter)
         if word.feed is not None and not early:
             self.donor.feed(word.feed, meta)

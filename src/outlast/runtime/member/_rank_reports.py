@@ -19,6 +19,7 @@ def failure_of(member: str, committed: int, said: RankFailed) -> m.Failed:
         error=said.error,
         alike=said.alike,
         code=said.code,
+        final=said.final,
         at_s=time.monotonic(),
     )
 

@@ -169,10 +169,11 @@ class Siblings:
         for pipe in self.pipes:
             pipe.send(word(self._number, pipe.place))
 
-    def apply(self, meta: Meta, feed: say.FeedJoiners | None) -> None:
-        """The commit point of the replica: the step is decided, and every lane is complete."""
+    def apply(self, meta: Meta, feed: say.FeedJoiners | None, *, tries: bool = False) -> None:
+        """The commit point of the replica: the step is decided, and every lane is complete. `tries`: it is for this
+        replica to rehearse it."""
         if self.pipes:
-            self.tell(say.ApplyOutcome(msgspec.msgpack.encode(meta), feed))
+            self.tell(say.ApplyOutcome(msgspec.msgpack.encode(meta), feed, tries))
 
     def end(self, finished: bool) -> None:
         """Training is over for this replica. Once or more."""

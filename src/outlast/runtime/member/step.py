@@ -287,7 +287,9 @@ class StepCourse:
         replica.donor.keep(feed, meta)
         if early:
             replica.donor.feed(feed, meta)
-        replica.siblings.apply(meta, feed)  # the replica's commit point: every lane is complete (37)
+        checks = engine.step_checks
+        checks.tries = checks.rehearsal is not None and replica.member.is_last()
+        replica.siblings.apply(meta, feed, tries=checks.tries)  # the commit point: every lane is complete (37)
         engine.apply(meta, replica.enter)
         with replica.lock:
             due = replica.member.commit()

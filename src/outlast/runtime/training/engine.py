@@ -143,6 +143,7 @@ class Engine(Microbatches):
             checks.averages.applied()
         if checks.rehearsal is not None and not meta.overflow and not checks.rehearsal.applied():
             checks.rehearsal = None
+        checks.tries = False
 
     def stop_after(self, steps: int, reason: str) -> None:
         """Training ends, or had ended, after so many steps, if there is a reason."""

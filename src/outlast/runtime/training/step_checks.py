@@ -125,4 +125,5 @@ class StepChecks:
     flips: NoFlips = field(default_factory=NoFlips)
     vigilance: Vigilant | None = None
     rehearsal: Rehearses | None = None
+    tries: bool = False  # of several ranks: this replica is the one that rehearses the step which is applied now
     averages: LooksForAverages | None = None

@@ -123,6 +123,7 @@ class ApplyOutcome(msgspec.Struct, frozen=True, tag=True):
 
     meta: bytes
     feed: FeedJoiners | None = None
+    tries: bool = False  # it is for this replica to rehearse the step, on all its ranks
 
 
 class GiveOutcome(msgspec.Struct, frozen=True, tag=True):
@@ -371,6 +372,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
     error: str
     alike: str
     code: int
+    final: bool = False  # as of `Failed`
 
 
 class RankLeft(msgspec.Struct, frozen=True, tag=True):
