@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from sharded import pass_gate
+from sharded_rehearsed import Counting
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
@@ -69,7 +70,9 @@ def train(
         model = nn.Sequential(*model.layers.values(), *([model.head] if model.head is not None else []))
     stage = PipelineStage(model, place, stages, torch.device("cpu"), group=mesh.get_group("pipeline"))
     schedule = SCHEDULES[kind](stage, 4, loss_fn=functional.cross_entropy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if wrong == "counting" and place == stages - 1:
+        optimizer = Counting(model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
     training = run.protect(
         model, optimizer, data(bad), scheduler=scheduler, seed=11, bucket_mb=0.004,
