@@ -33,7 +33,7 @@ help:
 	@echo "make bench   the measurements"
 	@echo "make release  build wheel and sdist, install the wheel into a fresh environment, run the demo from an empty folder"
 	@echo "              (RELEASE_PYTHONS='python3.11 python3.12 python3.13': with each of them)"
-	@echo "make trainers-env  Hugging Face's trainer and Lightning, for the tests that otherwise skip (a minute, 110 MB)"
+	@echo "make trainers-env  Hugging Face's trainer, Lightning, and libraries of data, for the tests that otherwise skip (a minute, 220 MB)"
 	@echo "make browser-env  Chromium and Prometheus for the tests that otherwise skip (Debian, as root)"
 	@echo "make cluster-env  etcd, Slurm (Debian, as root), Ray, Kubernetes' schemas, for the tests that otherwise skip; no service is left"
 	@echo "make names   write the list of public names that the tests hold the code to"
@@ -116,7 +116,7 @@ browser-env:
 	else echo "browser-env: no apt-get here; install chromium, chromedriver and prometheus yourself"; fi
 
 trainers-env: $(STAMP)
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[trainers]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[trainers,sources]'
 
 # The daemons are started by the tests that need them, and by nobody else.
 CLUSTER_PACKAGES := etcd-server etcd-client slurmctld slurmd slurm-client munge

@@ -1,4 +1,7 @@
-"""The streaming example's data and model, with gates, and what of the stream each step was computed from."""
+"""The streaming example's model, with gates, and what of a stream each step was computed from.
+
+The stream is the example's, or, with `--source`, one of a library's (`sources.py`) that says which windows of the text.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,35 @@ import argparse
 import fcntl
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import outlast
+from outlast.examples.data import HelpText
 from outlast.examples.models import GPT, next_byte_loss
-from outlast.examples.stream_gpt import BATCH, loader
 
-WINDOWS = 120  # of the text: a pass has seven steps, so training goes over several
+BATCH, WINDOWS = 4, 120  # of the text: a pass has seven steps, so training goes over several
+
+
+def source(told: argparse.Namespace) -> Any:
+    if told.source is not None:
+        sys.path.append(str(Path(__file__).parents[2]))
+        from tests.runtime.sources import SOURCES
+
+        return SOURCES[told.source](WINDOWS, told.out)
+    from outlast.examples.stream_gpt import loader  # torchdata is needed for this one alone
+
+    return loader(WINDOWS)
+
+
+def windows(batch: Any) -> Tensor:
+    """The batch itself, or the windows that its numbers say."""
+    text = HelpText()
+    return torch.stack([text[number] for number in batch["n"].tolist()]) if isinstance(batch, dict) else batch
 
 
 def main() -> None:
@@ -23,13 +45,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--gates", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--source")
     told = parser.parse_args()
     run = outlast.join()
     torch.manual_seed(0)
     model = GPT(width=32, depth=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     training = run.protect(
-        model, optimizer, loader(WINDOWS), global_batch_size=4 * BATCH, microbatches=4, clip_norm=1.0
+        model, optimizer, source(told), global_batch_size=4 * BATCH, microbatches=4, drop_last=True, clip_norm=1.0
     )  # fmt: skip
     losses: dict[int, float] = {}
     passes: dict[int, int] = {}
@@ -39,7 +62,7 @@ def main() -> None:
             with (told.gates / str(step.number)).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH)
         batches = seen.setdefault(str(step.number), [])
-        for batch in step:
+        for batch in map(windows, step):
             batches.append(batch.sum().item())
             step.backward(next_byte_loss(model, batch))
         losses[step.number], passes[step.number] = step.loss, step.epoch

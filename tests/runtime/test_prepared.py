@@ -1,4 +1,4 @@
-"""What Accelerate or Fabric prepared, and a stream that torchdata reads: killed, training ends with the same bits."""
+"""What Accelerate or Fabric prepared, and streams that libraries read: killed, training ends with the same bits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime.sources import LIBRARIES
 
 from outlast.adapters.prepared import protect_prepared
 from outlast.errors import ConfigError
@@ -23,6 +24,7 @@ WAYS = {
     "accelerate": (HERE / "prepared_training.py", "accelerate"),
     "lightning": (HERE / "prepared_training.py", "fabric"),
     "torchdata": (HERE / "streamed.py",),
+    **{library: (HERE / "streamed.py", "--source", source) for library, source in LIBRARIES.items()},
 }
 STEPS = 20
 LONG = pytest.mark.soak, pytest.mark.timeout(600)
@@ -52,6 +54,7 @@ def undisturbed(library: str) -> dict[str, Any]:
         ("accelerate", "r0.1", 2),
         ("lightning", "r1.1", 2),
         ("torchdata", "r0.1", 2),
+        *((library, "r1.1", 2) for library in LIBRARIES),
         pytest.param("torchdata", "r1.1", 2, marks=LONG),
         *(pytest.param(library, "r1.1", 3, marks=LONG) for library in ("accelerate", "lightning", "torchdata")),
     ],
@@ -84,7 +87,7 @@ def test_it_outlasts_a_death(
 
 @pytest.mark.process
 @pytest.mark.campaign
-@pytest.mark.parametrize("library", ["accelerate", "lightning", "torchdata"])
+@pytest.mark.parametrize("library", ["accelerate", "lightning", "torchdata", *LIBRARIES])
 def test_it_goes_on_where_it_was(tmp_path: Path, library: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not there: make trainers-env installs it")
     want = dict(undisturbed(library))

@@ -9,12 +9,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.runtime.sources import LOOSE, SOURCES
 from torch.utils.data import DataLoader, IterableDataset
 
+from outlast.errors import LoopUnrepeatable
 from outlast.runtime.training.samples import Samples
 from outlast.runtime.training.streams import StreamSamples
 
@@ -61,11 +64,16 @@ KINDS: dict[str, Callable[[], Samples]] = {
 }
 
 
+def numbers(batch: Any) -> list[int]:
+    found: list[int] = (batch["n"] if isinstance(batch, dict) else batch).tolist()
+    return found
+
+
 class Crew:
     """Replicas' sources in step with each other. `lost`: samples that a replica had fetched and that died with it."""
 
-    def __init__(self, kind: str, seed: int) -> None:
-        self.make, self.draw = KINDS[kind], random.Random(seed)
+    def __init__(self, make: Callable[[], Samples], seed: int) -> None:
+        self.make, self.draw = make, random.Random(seed)
         self.replicas, self.lost, self.begun_anew = [self.make() for _ in range(3)], 0, 0
 
     def step(self, step: int) -> list[int]:
@@ -75,13 +83,13 @@ class Crew:
         victim = self.draw.choice(self.replicas) if self.draw.random() < FAULTS and len(self.replicas) > 1 else None
         for leaf, replica in shares.items():
             if replica.sizes(step)[leaf]:
-                rows[leaf] = replica.fetch(step, leaf).tolist()
+                rows[leaf] = numbers(replica.fetch(step, leaf))
         if victim is not None:  # before the commit: its leaves are orphans
             self.replicas.remove(victim)
             orphans = [leaf for leaf in rows if shares[leaf] is victim]
             for leaf in orphans:
                 self.lost += len(rows[leaf])
-                again = self.draw.choice(self.replicas).fetch(step, leaf).tolist()
+                again = numbers(self.draw.choice(self.replicas).fetch(step, leaf))
                 assert again == rows[leaf]
         self._commit(step)
         return [sample for leaf in sorted(rows) for sample in rows[leaf]]
@@ -107,9 +115,9 @@ class Crew:
         return fresh
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_sample_twice_and_none_left_out(kind: str) -> None:
-    crew, epochs = Crew(kind, seed=len(kind)), dict[int, list[int]]()
+def counted(make: Callable[[], Samples], seed: int) -> dict[int, list[int]]:
+    """The samples of each epoch that is over."""
+    crew, epochs = Crew(make, seed), dict[int, list[int]]()
     for step in range(STEPS):
         epoch = crew.replicas[0].epoch_of(step)
         epochs.setdefault(epoch, []).extend(crew.step(step))
@@ -117,6 +125,12 @@ def test_no_sample_twice_and_none_left_out(kind: str) -> None:
     assert crew.begun_anew > 50
     epochs.popitem()  # perhaps not over
     assert len(epochs) > STEPS / 5
+    return epochs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_sample_twice_and_none_left_out(kind: str) -> None:
+    epochs = counted(KINDS[kind], len(kind))
     for epoch, samples in epochs.items():
         seen = Counter(samples)
         if kind == "a sampler":
@@ -127,3 +141,23 @@ def test_no_sample_twice_and_none_left_out(kind: str) -> None:
         else:
             dropped = SIZE % BATCH if "whole batches" in kind else 0
             assert seen == Counter(range(SIZE - dropped)), f"epoch {epoch}"
+
+
+@pytest.mark.campaign
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_nor_of_a_library_s_source(kind: str, tmp_path: Path) -> None:
+    def make() -> Samples:
+        source = SOURCES[kind](SIZE, tmp_path)
+        return (Samples if "numbers" in kind else StreamSamples)(source, **GIVEN)
+
+    for epoch, samples in counted(make, len(kind)).items():
+        assert Counter(samples) == Counter(range(SIZE)), f"epoch {epoch}"
+
+
+def test_an_order_of_the_clock_is_named(tmp_path: Path) -> None:
+    stream = StreamSamples(LOOSE(SIZE, tmp_path), **GIVEN)
+    stream.doubted = True
+    with pytest.raises(LoopUnrepeatable, match="does not begin the same when it is read twice"):
+        stream.fetch(0, 0)

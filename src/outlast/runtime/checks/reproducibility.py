@@ -12,14 +12,14 @@ done with bitwise = false.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.core.protocol.step.verdict import PartRows, first_difference
-from outlast.errors import StateDiverged
+from outlast.errors import LoopUnrepeatable, StateDiverged
 from outlast.runtime.checks._extra_batches import apart, gradients, prepare
 from outlast.runtime.checks.lane_checks import LaneChecks, rows_of_ranks
 from outlast.runtime.training.engine import Engine
@@ -32,6 +32,7 @@ from outlast.tensors import fingerprint
 __all__ = ["FollowedRepeat", "Repeat", "check_alike", "printed", "samples_of"]
 
 _CHECK = -2  # the "step" under which these fingerprints travel
+_FIRST = "the run's first samples"
 
 
 class FollowedRepeat:
@@ -44,12 +45,14 @@ class FollowedRepeat:
         self._samples = "", 0
         self.active = False
 
-    def follow(self, rounds: int) -> Iterator[Any]:
-        """My microbatch of the first leaf so often, each time to see one backward."""
+    def follow(self, rounds: int, *, beside_others: bool = True) -> Iterator[Any]:
+        """My microbatch of the first leaf so often, each time to see one backward. `beside_others`: ranks of one
+        replica do, and the first time each says which samples it is given as the run's first."""
         engine = self._engine
         mine = engine.mine(0)
         self.rows, self.active = [], True
         with apart(engine, paused=True):
+            first = [(_FIRST, engine.samples.first())] if beside_others else []
             if rounds == 1:  # who has fetched them at another place before gets the same
                 engine.samples.fetch_otherwise(0, mine)
             for number in range(rounds):
@@ -58,6 +61,7 @@ class FollowedRepeat:
                 yield batch
                 if len(self.rows) != self._wanted:
                     raise missing_backward(0, mine)
+        self.rows = [(*first, *rows) for rows in self.rows[:1]] + self.rows[1:]
         self.active = False
 
     def backward(self, loss: Tensor) -> None:
@@ -95,8 +99,10 @@ class Repeat(FollowedRepeat):
         if not rounds:
             return
         self._others.repeat(rounds)
-        yield from self.follow(rounds)
+        yield from self.follow(rounds, beside_others=self._others.some)
         lanes = [self.rows, *self._others.repeated()]
+        if self._others.some:
+            lanes = _given_alike(lanes)
         self.rows = [rows_of_ranks(tables) for tables in zip(*lanes, strict=True)]
         if self._pending and port.mesh is not None:
             port.mesh.broadcast(Parts(_CHECK, self.rows[0]))
@@ -117,6 +123,21 @@ class Repeat(FollowedRepeat):
 
     def _compare(self, rows: dict[str, PartRows]) -> None:
         check_alike(rows, self._engine.samples, self._engine.under((0, 1)))
+
+
+def _given_alike(lanes: Sequence[Sequence[PartRows]]) -> list[list[PartRows]]:
+    """What ranks say of each time, without the run's first samples; raises LoopUnrepeatable if these are others on one
+    rank than on another: each computes its own microbatches of what all are given."""
+    firsts = [dict(tables[0])[_FIRST] for tables in lanes]
+    for rank, first in enumerate(firsts):
+        if first and firsts[0] not in {0, first}:
+            raise LoopUnrepeatable(
+                f"rank {rank} of this replica is given other samples than rank 0: the dataset, or stream, is another",
+                did="nothing was trained with it",
+                remedy="give protect all samples on every rank, and leave out what splits them by rank (split_by_node, "
+                "split_dataset_by_node, shard(), a distributed sampler): outlast shares them out among the ranks",
+            )
+    return [[tuple(row for row in rows if row[0] != _FIRST) for rows in tables] for tables in lanes]
 
 
 def check_alike(rows: dict[str, PartRows], samples: Samples, microbatches: Iterable[int]) -> None:

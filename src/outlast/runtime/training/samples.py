@@ -246,6 +246,12 @@ class Samples:
         if len({batch_digest(found) for found in after_another_seed(self._reader, key, other)}) > 1:
             raise unlike_samples(step, leaf, key[1], "where they were fetched for another step before")
 
+    def first(self) -> int:
+        """A fingerprint of the samples of the run's first microbatch, read in this process whoever owns it; 0 if one
+        cannot be read."""
+        found = self._reader[self._key(0, 0)]
+        return 0 if isinstance(found, Unread) else batch_digest(found)
+
     def fetch_otherwise(self, step: int, leaf: int) -> None:
         """The same samples at another place in the order, forgotten: what a dataset remembers of them is another."""
         self._reader[position_seed(self.seed, step, leaf, 3), self.read_here(step, leaf)]

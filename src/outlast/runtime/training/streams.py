@@ -248,6 +248,10 @@ class StreamSamples(Samples):
         seed_everything(position_seed(self.seed, step, leaf, 1))
         return self._collate(list(row))
 
+    def first(self) -> int:
+        """A fingerprint of what the first step is computed from."""
+        return batch_digest(self._stream.portion(0).units)
+
     def fetch_otherwise(self, step: int, leaf: int) -> None:
         """A stream has one order."""
 
