@@ -12,7 +12,7 @@ from outlast.core import events as ev
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign]
 
-SCRIPT = '''
+SCRIPT = """
 import sys
 
 import torch
@@ -46,7 +46,7 @@ for step in training.steps(until=3):
     for (batch,) in step:
         out = model(batch)
         step.backward(out.square().mean())
-'''
+"""
 
 
 @pytest.mark.parametrize(("source", "way"), [("numbers", "shard"), ("stream", "shard"), ("stream", "tp")])

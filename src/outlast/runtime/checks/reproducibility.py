@@ -100,7 +100,7 @@ class Repeat(FollowedRepeat):
             return
         self._others.repeat(rounds)
         yield from self.follow(rounds, beside_others=self._others.some)
-        lanes = [self.rows, *self._others.repeated()]
+        lanes: list[Sequence[PartRows]] = [self.rows, *self._others.repeated()]
         if self._others.some:
             lanes = _given_alike(lanes)
         self.rows = [rows_of_ranks(tables) for tables in zip(*lanes, strict=True)]
@@ -125,7 +125,7 @@ class Repeat(FollowedRepeat):
         check_alike(rows, self._engine.samples, self._engine.under((0, 1)))
 
 
-def _given_alike(lanes: Sequence[Sequence[PartRows]]) -> list[list[PartRows]]:
+def _given_alike(lanes: Sequence[Sequence[PartRows]]) -> list[Sequence[PartRows]]:
     """What ranks say of each time, without the run's first samples; raises LoopUnrepeatable if these are others on one
     rank than on another: each computes its own microbatches of what all are given."""
     firsts = [dict(tables[0])[_FIRST] for tables in lanes]
