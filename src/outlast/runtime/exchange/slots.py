@@ -18,11 +18,21 @@ OUTCOME = 0
 
 
 class Memory:
-    """Slots of one layout each: shared with the peers of the host (a region), or private on the layout's device."""
+    """Slots of one layout each: shared with the peers of the host (a region), or private on the layout's device.
+    `alone`: there are no peers to pass a region to."""
 
-    def __init__(self, layout: Layout, num_slots: int, region: Region | None = None, shared: bool = True) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        num_slots: int,
+        region: Region | None = None,
+        shared: bool = True,
+        *,
+        alone: bool = False,
+    ) -> None:
         self.layout, self.num_slots = layout, num_slots
-        self.region = region if region is not None or not shared else Region(layout.total_bytes * num_slots)
+        made = shared and region is None
+        self.region = Region(layout.total_bytes * num_slots, alone=alone) if made else region
         self._flats: dict[int, list[Tensor]] = {}
         self._views: dict[int, list[Tensor]] = {}
 

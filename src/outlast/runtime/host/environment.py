@@ -99,7 +99,7 @@ class Environment:
                 secret=secrets.token_bytes(16),
                 config=config,
                 probe=Probe("r0.1", faults),
-                progress=Progress(Region(Progress.SIZE)),
+                progress=Progress(Region(Progress.SIZE, alone=True)),  # no agent reads it
                 exchange="shm",
                 until=_until(environ),
             )

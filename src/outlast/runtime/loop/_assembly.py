@@ -92,7 +92,7 @@ def assemble(
     admit_device(env.config.device_test or env.probation, device, env.me)
     shared = env.exchange == "shm" or (env.exchange == "hosts" and in_two_levels(env, rows, facts))
     shared = shared and layout.device.type == "cpu"
-    memory = Memory(layout, microbatches + 2, shared=shared)
+    memory = Memory(layout, microbatches + 2, shared=shared, alone=env.coordinator is None)
     engine = Engine(parts, samples, layout, memory, wanted.clip_norm, wanted.seed, rows, shards)
     engine.step_checks.guards = guarding = Guarding(engine, policy)
     engine.checked = checked_sums(parts.model, checks)
@@ -181,6 +181,7 @@ def _attach(replica: Replica, settings: SaveSettings) -> None:
         wake_fd=link.wake_fd,
         verified=lambda: certified.step if certified is not None else None,
     )
+    replica.saves.wakes = link
     if replica.siblings.some:
         replica.saves.others = SiblingSaves(replica.siblings, link.send)
     if not isinstance(link, SoloLink):

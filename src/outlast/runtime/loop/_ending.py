@@ -36,6 +36,7 @@ from outlast.runtime.member.driver import Replica
 __all__ = [
     "ScriptEnd",
     "changed_since",
+    "end_with_error",
     "exit_by_code",
     "left_open",
     "report_failure",
@@ -182,3 +183,25 @@ class ScriptEnd:
         for back in self._back:
             back()
         self._back.clear()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `forget` was called."""
+        return not self._back
+
+
+_unsaid: list[OutlastError] = []  # at most one, of trainings that are gone
+
+
+def end_with_error(error: OutlastError) -> None:
+    """The script, if it ends well, ends with this error after all: what it is about is gone, and a loop that was left
+    cannot raise it. The newest one counts."""
+    known, _unsaid[:] = bool(_unsaid), [error]
+    if not known:
+        ScriptEnd(lambda _: _unsaid.clear(), functools.partial(_say_the_unsaid, os.getpid()), _unsaid.clear)
+
+
+def _say_the_unsaid(home: int) -> None:
+    if _unsaid and os.getpid() == home:
+        print(_unsaid[0], file=sys.stderr, flush=True)
+        os._exit(_unsaid[0].exit_code)

@@ -16,7 +16,7 @@ from typing import Generic, Literal, TypeVar
 
 from torch import Tensor
 
-__all__ = ["Left", "WatchedLoop", "at_the_script_s_end", "how_left", "values_of"]
+__all__ = ["Left", "WatchedLoop", "at_the_script_s_end", "how_left", "put_off", "trains_anew", "values_of"]
 
 Left = Literal["break", "error", "unknown"]
 T = TypeVar("T")
@@ -75,6 +75,23 @@ def at_the_script_s_end(function: Callable[[], None]) -> Callable[[], None]:
         threading._register_atexit(_script_is_over)  # type: ignore[attr-defined]
     _at_the_end.append(function)
     return lambda: _at_the_end.remove(function) if function in _at_the_end else None
+
+
+_put_off: list[tuple[Callable[[], None], Callable[[], object]]] = []
+
+
+def put_off(function: Callable[[], None], forget: Callable[[], object]) -> None:
+    """A training without others was left by an exception, which the script may yet end by. If the process trains anew
+    it has not: `function` is called then, and `forget`, after which nothing of that training is kept."""
+    _put_off.append((function, forget))
+
+
+def trains_anew() -> None:
+    """The script goes on to another training."""
+    while _put_off:
+        function, forget = _put_off.pop()
+        function()
+        forget()
 
 
 def _script_is_over() -> None:

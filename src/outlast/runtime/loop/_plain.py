@@ -24,7 +24,7 @@ from outlast.runtime.exchange.shard_sums import OwnSums
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.loop._ending import changed_since, left_open
 from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
-from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, values_of
+from outlast.runtime.loop._iterators import Left, WatchedLoop, at_the_script_s_end, put_off, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
 from outlast.runtime.loop._own_lines import OwnLines
@@ -97,8 +97,22 @@ class PlainTraining:
         if self._started:
             raise steps_again(self.samples)
         self._started = True
-        at_the_script_s_end(self._save_what_is_left)
         positive("until", until)
+        forget = at_the_script_s_end(self._save_what_is_left)
+        try:
+            yield from self._from_where_it_was(until)
+        finally:
+            self._let_go(forget)
+
+    def _let_go(self, forget: Callable[[], object]) -> None:
+        """The loop will not be continued: nothing keeps this training, unless something is left to save."""
+        self.checks.over()
+        if self.saves is None or self._open is None or not self._open.done:
+            forget()
+        else:
+            put_off(self._save_what_is_left, forget)
+
+    def _from_where_it_was(self, until: int) -> Iterator[PlainStep]:
         self.checks.start()
         start = self.saves.resume(until) if self.saves is not None else None
         if self.saves is not None and self.saves.stopped:
@@ -123,7 +137,6 @@ class PlainTraining:
             if last:
                 break
         self.watch.over()
-        self.checks.over()
 
     def epochs(self, num: int) -> Iterator[Epoch]:
         """Does what `Training.epochs` does."""
@@ -180,7 +193,6 @@ class PlainTraining:
 
     def _dropped(self, left: Left) -> None:
         self.watch.over()
-        self.checks.over()
         if left == "break":
             self._save_what_is_left()
 

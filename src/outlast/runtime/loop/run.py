@@ -26,6 +26,7 @@ from outlast.runtime.loop._assembly import assemble, judge
 from outlast.runtime.loop._device_mesh import mesh_of
 from outlast.runtime.loop._ending import exit_by_code
 from outlast.runtime.loop._following import FollowingTraining
+from outlast.runtime.loop._iterators import trains_anew
 from outlast.runtime.loop._plain import PlainTraining, plain_training
 from outlast.runtime.loop._torchrun import take_over
 from outlast.runtime.loop._whereabouts import Whereabouts
@@ -49,6 +50,7 @@ __all__ = ["Run", "join", "pause"]
 
 def join() -> Run:
     """Become part of the run that started this process, or a fleet of one. `OUTLAST=off` makes a plain loop of it."""
+    trains_anew()
     watch()
     sys.excepthook = exit_by_code(sys.excepthook)
     take_over(os.environ)

@@ -32,9 +32,9 @@ from outlast.runtime.checks.unregistered_variables import UnregisteredVariables
 from outlast.runtime.checks.unseen_averages import UnseenAverages
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._boundary import boundary
-from outlast.runtime.loop._ending import ScriptEnd, changed_since, left_open, report_failure, unwritten
+from outlast.runtime.loop._ending import ScriptEnd, changed_since, end_with_error, left_open, report_failure, unwritten
 from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
-from outlast.runtime.loop._iterators import Left, WatchedLoop, values_of
+from outlast.runtime.loop._iterators import Left, WatchedLoop, put_off, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
 from outlast.runtime.loop._own_lines import OwnLines
@@ -148,6 +148,14 @@ class Training:
         limit = self.replica.env.until or until
         self.replica.member.until = min(positive("until", until), limit)
         self._start()
+        try:
+            yield from self._until_it_is_over(limit)
+        finally:
+            self._let_go()
+        if limit < until:
+            raise SystemExit(0)
+
+    def _until_it_is_over(self, limit: int) -> Iterator[Step]:
         while (todo := self.replica.resume()) is not None:
             if self.engine.late is not None:  # it came in by replaying: the newest step is its loop's, too
                 yield from self._lived(self.engine.late.step)
@@ -165,8 +173,23 @@ class Training:
         self._watch.over()
         self._ended()
         self._retire()
-        if limit < until:
-            raise SystemExit(0)
+
+    def _let_go(self) -> None:
+        """Alone nobody is waited for: what a loop held that will not be continued is let go now. In a fleet this
+        happens when the script ends."""
+        if self.replica.env.coordinator is not None or self._script_end.is_over or os.getpid() != self._home:
+            return
+        step = self._step if self._open else None
+        done = step is not None and self.replica.member.committed != step.number
+        if done and self._broken:
+            self._leave_early()
+        elif done and self.replica.saves is not None:
+            put_off(self._at_the_script_s_end, self._script_end.forget)
+        else:
+            self._open = False
+            self._retire()
+            if step is not None and not done and self._left in ("break", "unknown"):
+                end_with_error(left_open(step.number, self.replica.env.me))
 
     def _dropped(self, left: Left) -> None:
         """The loop is over before its end, if `left` is "break" on purpose. In the middle of a step nothing is saved:
@@ -311,14 +334,15 @@ class Training:
 
     def _retire(self) -> None:
         """Training is over; the rest of the script is its own. Only the coordinator's word is still listened to."""
-        self.replica.retire()
+        alone = self.replica.env.coordinator is None
+        self.replica.close() if alone else self.replica.retire()
         self.engine.sums.over()
         if self.engine.step_checks.averages is not None:
             self.engine.step_checks.averages.over()
         if self._previous is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
-        if self.replica.env.coordinator is None:  # nobody is left to be told how the script ends
+        if alone:  # nobody is left to be told how the script ends
             self._script_end.forget()
 
     def writes(self) -> bool:

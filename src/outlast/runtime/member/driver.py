@@ -173,4 +173,5 @@ class Replica(Forming):
     def close(self) -> None:
         """Leave nothing behind."""
         self.retire()
-        self.link.close()
+        if self.saves is None or self.env.coordinator is not None:
+            self.link.close()  # alone, a disk that comes back late wakes through its descriptor: it goes with the saves

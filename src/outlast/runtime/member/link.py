@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -26,6 +25,7 @@ from outlast.core.protocol.host_messages import Awaited
 from outlast.errors import ProtocolViolation, WireRefusal
 from outlast.runtime.transport import save_messages as saving
 from outlast.runtime.transport.coordinator_place import CoordinatorPlace
+from outlast.runtime.transport.descriptors import closed_with
 from outlast.runtime.transport.frames import SILENT_BEATS, Heartbeat, HeartbeatReply, Link
 from outlast.runtime.transport.seal import FORGED
 from outlast.runtime.transport.tls import Tls
@@ -210,7 +210,7 @@ class SoloLink:
     def __init__(self, member: Member, lock: threading.RLock) -> None:
         self.member, self.lock = member, lock
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self.wake_fd).atexit = False
+        self._forget_fd = closed_with(self, self.wake_fd)
         self.sent = 0
         self.on_told: Callable[[], None] = lambda: None
 
@@ -240,10 +240,12 @@ class SoloLink:
         """Nobody to ask."""
 
     def wake(self) -> None:
-        os.eventfd_write(self.wake_fd, 1)
+        if self._forget_fd.alive:
+            os.eventfd_write(self.wake_fd, 1)
 
     def forget_saves(self) -> None:
         """Nobody spoke of any."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Nobody waits for anything any more."""
+        self._forget_fd()

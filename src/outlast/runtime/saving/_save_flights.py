@@ -73,6 +73,7 @@ class SaveFlights:
         self._places = occupied(env, settings)
         self.archive = archive_of(env, settings, facts, on_event=self._on_event)
         self._send, self._wake_fd, self._verified = send, wake_fd, verified
+        self.wakes: object = None  # what has that descriptor: it is open as long as a save's thread may write to it
         self._lock = threading.RLock()
         self._flights: dict[SaveId, SaveFlight] = {}
         self._unsaid: list[wire.SaveSaid] = []  # until the coordinator is there to hear it

@@ -7,12 +7,14 @@ intact, so a recovery recomputes nothing that survives (protocol, 8 and 10). Slo
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from outlast.core.protocol import Node, merges
 from outlast.runtime.exchange.slots import Memory
@@ -79,13 +81,11 @@ class Accumulator:
             param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
             for index, param in enumerate(params)
         ]
+        weakref.finalize(self, _remove, self._hooks).atexit = False
 
     def over(self) -> None:
-        """No microbatch follows: the parameters know nothing of it any more. No collector finds a cycle through these
-        hooks, so they would keep all of this, and the parameters, for ever."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        """No microbatch follows: the parameters know nothing of it any more."""
+        _remove(self._hooks)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -135,17 +135,25 @@ class Accumulator:
         return next(slot for slot in range(1, self.memory.num_slots) if slot not in taken)
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:
-        bucket = self.layout.bucket_of[index]
+        """No collector finds a cycle through such a hook: if it held this object, a training that is given up before
+        `over` would be kept for ever, and its parameters."""
+        bucket, held = self.layout.bucket_of[index], weakref.ref(self)
 
         def ready(_: Tensor) -> None:
-            if self.paused or not self._waiting:  # nothing has begun: the loop's own backward, which `_one` will miss
-                return
-            self._late = self._late or bucket < self._taken  # hooks never raise (13): `end` does
-            self._waiting[bucket] -= 1
-            while self._taken < len(self._waiting) and self._waiting[self._taken] <= 0:
-                self._take()
+            found = held()
+            if found is not None:
+                found._ready(bucket)
 
         return ready
+
+    def _ready(self, bucket: int) -> None:
+        """A gradient of this bucket is there."""
+        if self.paused or not self._waiting:  # nothing has begun: the loop's own backward, which `_one` will miss
+            return
+        self._late = self._late or bucket < self._taken  # hooks never raise (13): `end` does
+        self._waiting[bucket] -= 1
+        while self._taken < len(self._waiting) and self._waiting[self._taken] <= 0:
+            self._take()
 
     def after(self) -> dict[Node, int]:
         """Where the sums will lie once the microbatch that `begin` announced is in."""
@@ -279,6 +287,12 @@ class Accumulator:
         self._sent.clear()
         self.slots.clear()
         self.used = bytearray(len(self.used))
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()
 
 
 def _added(to: Tensor, source: Tensor, bucket: Bucket) -> bytes:

@@ -24,6 +24,7 @@ import msgspec
 
 from outlast.checkpoint.threads import begin
 from outlast.errors import ViewAbandoned, WireRefusal
+from outlast.runtime.transport.descriptors import closed_with
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.endpoints import listen_on, member_address
 from outlast.runtime.transport.handshake import FOLLOWED, OTHER_RUN, PeerClaim
@@ -217,6 +218,7 @@ class Arrivals:
 
     def __init__(self, refuse: Callable[[str, str], None] = lambda reason, who: None) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._forget_fd = closed_with(self, self.fd)  # a training that never begins closes nothing
         self.refuse = refuse
         self._waiting: deque[Proved] = deque()
 
@@ -236,7 +238,7 @@ class Arrivals:
     def close(self) -> None:
         for sock, _, _ in self.take():
             sock.close()
-        os.close(self.fd)
+        self._forget_fd()
 
 
 class Listener:
@@ -262,6 +264,7 @@ class Listener:
         self.followed: Callable[[str, int], bool] = lambda address, epoch: False
         self._closed = False
         self._closing_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._forget_fd = closed_with(self, self._closing_fd)
         self._thread = threading.Thread(target=self._watch, name="outlast-door", daemon=True)
         self._doors: list[Door] = []
         self.address = unix
@@ -326,7 +329,7 @@ class Listener:
         os.eventfd_write(self._closing_fd, 1)
         if self._thread.ident is not None:
             self._thread.join()
-        os.close(self._closing_fd)
+        self._forget_fd()
         for sock, _, _ in self.early:
             sock.close()
         self.mesh.close()

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import mmap
 import os
-import weakref
+from collections.abc import Callable
+
+from outlast.runtime.transport.descriptors import closed_with
 
 __all__ = ["Region"]
 
 
 class Region:
     """A memfd mapped shared. `size` bytes, sparse until touched. `fd` is the region's own from here on: it is closed by
-    `close`, or when nobody refers to the region any more."""
+    `close`, or when nobody refers to the region any more; the mapping lives as long as a tensor views it. `alone`: no
+    other process is ever passed it, so it takes no descriptor (a mapped memfd takes two), and `fd` is -1."""
 
-    def __init__(self, size: int, fd: int | None = None, name: str = "outlast") -> None:
+    def __init__(self, size: int, fd: int | None = None, name: str = "outlast", *, alone: bool = False) -> None:
+        if alone:
+            self.fd, self.size = -1, max(size, mmap.PAGESIZE)
+            self.close: Callable[[], object] = lambda: None
+            self.map = mmap.mmap(-1, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            return
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC) if fd is None else fd
-        self.close = weakref.finalize(self, _close, self.fd, os.getpid())
-        self.close.atexit = False
+        self.close = closed_with(self, self.fd)
         if fd is None:
             os.ftruncate(self.fd, max(size, mmap.PAGESIZE))
         self.size = os.fstat(self.fd).st_size
         self.map = mmap.mmap(self.fd, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-
-
-def _close(fd: int, pid: int) -> None:
-    """Forget the descriptor, once; the mapping lives as long as a tensor views it. A fork's number may be another's."""
-    if pid == os.getpid():
-        os.close(fd)
