@@ -1,6 +1,6 @@
 """A process that trains again and again alone, as a notebook does: no training leaves descriptors, threads or itself.
 
-In each way that a loop may end. Nothing is left for the collector to close at a loop's end, unless it keeps checkpoints.
+In each way that a loop may end. Nothing is left for the collector to close then, unless the loop keeps checkpoints.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import pytest
 import torch
 
 import outlast
-from outlast.checkpoint import LocalStore
-from outlast.checkpoint._commit import heads
+from outlast.checkpoint import LocalStore, heads
 
 pytestmark = pytest.mark.usefixtures("training_here")
 WAYS = "to_the_end", "break", "break_amid", "raise", "raise_amid", "misuse", "never"
@@ -53,7 +52,8 @@ def train(way: str, model: torch.nn.Module, **more: Any) -> None:
         if step.number == 1 and way in ("break", "break_amid"):
             break
     training.fingerprint()
-    assert training.evaluate([torch.ones(4)], lambda batch: {"loss": model(batch).sum()}, batch_size=1)
+    if way != "break_amid":
+        training.evaluate([torch.ones(4)], lambda batch: {"loss": model(batch).sum()}, batch_size=1)
 
 
 def trained(way: str, **more: Any) -> Any:
@@ -87,6 +87,7 @@ def grown(way: str, collects: bool, folder: Path | None = None) -> Counter[str]:
         keep = "off" if folder is None else outlast.Checkpoint(dir=str(folder / str(number)), every=1)
         models.append(trained(way, checkpoint=keep))
         if collects:
+            outlast.join()  # what an exception left to be saved has waited for this
             gc.collect()
         if number == 1:
             before = left()

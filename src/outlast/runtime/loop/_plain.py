@@ -100,43 +100,40 @@ class PlainTraining:
         positive("until", until)
         forget = at_the_script_s_end(self._save_what_is_left)
         try:
-            yield from self._from_where_it_was(until)
+            self.checks.start()
+            start = self.saves.resume(until) if self.saves is not None else None
+            if self.saves is not None and self.saves.stopped:
+                self.stopped, until = self.saves.stopped, min(until, start or 0)
+            if self.saves is not None:
+                self.stop_wanted = self.stop_wanted or self.saves.asked
+            if start is None:
+                start = 0
+                self.begin()
+            self.samples.expect(lambda number: list(range(len(self.samples.sizes(number)))), start)
+            for number in range(start, until):
+                self._open = step = PlainStep(self, number)
+                self.variables.given()
+                self.lines.before(number)
+                yield step
+                self._open = None
+                if not step.done:
+                    raise left_open(number, "")
+                last = number + 1 == until or bool(self.stopped)
+                if self.saves is not None:
+                    self.saves.boundary(number + 1, last=last, stopped=self.stopped, asked=self.stop_wanted)
+                if last:
+                    break
         finally:
             self._let_go(forget)
 
     def _let_go(self, forget: Callable[[], object]) -> None:
         """The loop will not be continued: nothing keeps this training, unless something is left to save."""
+        self.watch.over()
         self.checks.over()
         if self.saves is None or self._open is None or not self._open.done:
             forget()
         else:
             put_off(self._save_what_is_left, forget)
-
-    def _from_where_it_was(self, until: int) -> Iterator[PlainStep]:
-        self.checks.start()
-        start = self.saves.resume(until) if self.saves is not None else None
-        if self.saves is not None and self.saves.stopped:
-            self.stopped, until = self.saves.stopped, min(until, start or 0)
-        if self.saves is not None:
-            self.stop_wanted = self.stop_wanted or self.saves.asked
-        if start is None:
-            start = 0
-            self.begin()
-        self.samples.expect(lambda number: list(range(len(self.samples.sizes(number)))), start)
-        for number in range(start, until):
-            self._open = step = PlainStep(self, number)
-            self.variables.given()
-            self.lines.before(number)
-            yield step
-            self._open = None
-            if not step.done:
-                raise left_open(number, "")
-            last = number + 1 == until or bool(self.stopped)
-            if self.saves is not None:
-                self.saves.boundary(number + 1, last=last, stopped=self.stopped, asked=self.stop_wanted)
-            if last:
-                break
-        self.watch.over()
 
     def epochs(self, num: int) -> Iterator[Epoch]:
         """Does what `Training.epochs` does."""
