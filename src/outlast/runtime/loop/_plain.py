@@ -123,14 +123,14 @@ class PlainTraining:
                     self.saves.boundary(number + 1, last=last, stopped=self.stopped, asked=self.stop_wanted)
                 if last:
                     break
+            self.watch.over()
         finally:
             self._let_go(forget)
 
     def _let_go(self, forget: Callable[[], object]) -> None:
         """The loop will not be continued: nothing keeps this training, unless something is left to save."""
-        self.watch.over()
         self.checks.over()
-        if self.saves is None or self._open is None or not self._open.done:
+        if self.saves is None or self._open is None:
             forget()
         else:
             put_off(self._save_what_is_left, forget)

@@ -13,6 +13,7 @@ Exhausting the inner loop commits the step; `break` or an exception never does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -61,10 +62,9 @@ class Training:
         self._course = StepCourse(replica, audit, critical)
         self._evaluations, self._lines = SharedEvaluations(replica, self._ended), OwnLines(self.engine.seed)
         self._inside = False  # the loop over a step's batches
-        self._started = False
+        self._started = self._failed = False
         self._epochs: Callable[[], Epochs | None] = lambda: None
         self._step: Step | None = None
-        self._failed = False
         self._home = os.getpid()  # what the script forks inherits hooks and handlers, and is not the replica
         self._watch = LoopWatch(
             self.engine.state, self.engine.samples.num_leaves, self.engine.witness, self.engine.shards
@@ -174,21 +174,22 @@ class Training:
         self._ended()
         self._retire()
 
-    def _let_go(self) -> None:
-        """Alone nobody is waited for: what a loop held that will not be continued is let go now. In a fleet this
-        happens when the script ends."""
+    def _let_go(self, anew: bool = False) -> None:
+        """Alone: let go now, and not when the script ends, of what a loop held that will not be continued. A step that
+        it left open may still be taken through. `anew`: the process goes on to another training."""
         if self.replica.env.coordinator is not None or self._script_end.is_over or os.getpid() != self._home:
             return
-        step = self._step if self._open else None
-        done = step is not None and self.replica.member.committed != step.number
-        if done and self._broken:
+        step, saves = self._step if self._open else None, self.replica.saves is not None
+        done = step is None or self.replica.member.committed != step.number
+        if step is not None and saves and not anew and not (done and self._broken):
+            put_off(functools.partial(self._let_go, True), self._script_end.forget)
+        elif step is not None and done and (saves or self._broken):
             self._leave_early()
-        elif done and self.replica.saves is not None:
-            put_off(self._at_the_script_s_end, self._script_end.forget)
-        else:
-            self._open = False
+        elif step is None or done:
             self._retire()
-            if step is not None and not done and self._left in ("break", "unknown"):
+        else:  # it goes with the last who refers to it
+            self._script_end.forget()
+            if self._left in ("break", "unknown"):
                 end_with_error(left_open(step.number, self.replica.env.me))
 
     def _dropped(self, left: Left) -> None:
@@ -327,14 +328,13 @@ class Training:
         if self.replica.member.committed != self._step.number:
             self._save_what_is_left()
             self.replica.leave_early()
-            self._open = False
             self._retire()
         elif self._left in ("break", "unknown"):
             raise left_open(self._step.number, self.replica.env.me)
 
     def _retire(self) -> None:
         """Training is over; the rest of the script is its own. Only the coordinator's word is still listened to."""
-        alone = self.replica.env.coordinator is None
+        self._open, alone = False, self.replica.env.coordinator is None
         self.replica.close() if alone else self.replica.retire()
         self.engine.sums.over()
         if self.engine.step_checks.averages is not None:

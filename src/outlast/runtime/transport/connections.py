@@ -262,7 +262,6 @@ class Listener:
         self.regions: dict[str, Region] = {}
         self.refused: dict[str, tuple[int, str]] = {}
         self.followed: Callable[[str, int], bool] = lambda address, epoch: False
-        self._closed = False
         self._closing_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._forget_fd = closed_with(self, self._closing_fd)
         self._thread = threading.Thread(target=self._watch, name="outlast-door", daemon=True)
@@ -323,9 +322,8 @@ class Listener:
 
     def close(self) -> None:
         """Once or more: the end of a loop and that of its process both close what is left."""
-        if self._closed:
+        if not self._forget_fd.alive:
             return
-        self._closed = True
         os.eventfd_write(self._closing_fd, 1)
         if self._thread.ident is not None:
             self._thread.join()
