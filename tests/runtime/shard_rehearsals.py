@@ -23,7 +23,7 @@ from torch.nn import functional
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.checks import rehearsal
 from outlast.runtime.checks._laid_aside import tensors_in
-from outlast.runtime.checks._ranks_together import AllRanks
+from outlast.runtime.checks.ranks_together import AllRanks
 from outlast.runtime.training.state import State
 from outlast.tensors import local
 

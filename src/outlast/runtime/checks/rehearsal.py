@@ -24,7 +24,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.checks._laid_aside import LaidAside, shared, tensors_in
-from outlast.runtime.checks._ranks_together import OneRank, is_of_ranks
+from outlast.runtime.checks.ranks_together import AloneRank, is_of_ranks
 from outlast.runtime.training.free_memory import free_bytes
 from outlast.runtime.training.state import State
 from outlast.tensors import fingerprint, is_shard, local
@@ -41,9 +41,9 @@ class Rehearsal:
     this member to do, the same on all its ranks. `folder`: where there is room on a disk. `ranks`: of this replica."""
 
     def __init__(
-        self, state: State, chosen: Callable[[], bool], folder: Path | None = None, ranks: OneRank | None = None
+        self, state: State, chosen: Callable[[], bool], folder: Path | None = None, ranks: AloneRank | None = None
     ) -> None:
-        self._state, self._chosen, self._ranks = state, chosen, ranks or OneRank()
+        self._state, self._chosen, self._ranks = state, chosen, ranks or AloneRank()
         self._folder = folder or Path(tempfile.gettempdir())
         self._left = _STEPS
         self._before: dict[str, int] = {}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.errors import LoopUnrepeatable, OutlastError
-from outlast.runtime.checks._ranks_together import AllRanks
+from outlast.runtime.checks.ranks_together import AllRanks
 from outlast.runtime.checks.rehearsal import Rehearsal
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._ending import ScriptEnd, left_open, told, what_is_alike

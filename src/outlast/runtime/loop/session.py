@@ -27,7 +27,7 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol import Certificate, Leave, Wait
 from outlast.errors import DeviceFault, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
-from outlast.runtime.checks._ranks_together import AllRanks
+from outlast.runtime.checks.ranks_together import AllRanks
 from outlast.runtime.checks.rehearsal import Rehearsal
 from outlast.runtime.checks.unregistered_variables import UnregisteredVariables
 from outlast.runtime.checks.unseen_averages import UnseenAverages

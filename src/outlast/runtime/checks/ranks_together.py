@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["AllRanks", "OneRank", "is_of_ranks"]
+__all__ = ["AllRanks", "AloneRank", "is_of_ranks"]
 
 
-class OneRank:
+class AloneRank:
     """Nobody else is asked."""
 
     width = 1
@@ -24,7 +24,7 @@ class OneRank:
         return able
 
 
-class AllRanks(OneRank):
+class AllRanks(AloneRank):
     """The `width` ranks of the torch world that `run.mesh()` has made."""
 
     def __init__(self, width: int) -> None:
