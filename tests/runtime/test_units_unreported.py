@@ -25,7 +25,11 @@ GONE = ev.ReplicaExited(at_s=1031.0, replica="r0.2", cause="signal", detail="SIG
 ONCE_MORE = ev.FleetGone(at_s=1031.1, step=4, detail="r0.2: signal")
 TOLD = ev.Recovery(
     at_s=1031.0, cause="signal", replica="r0.1", noticed_by="agent", detect_s=0.0, downtime_s=20.0, step=4,
-    microbatches_recomputed=0, lost_steps=6, view=(5, 1), detail="",
+    microbatches_recomputed=0, lost_steps=6, view=[5, 1], detail="",
+)  # fmt: skip
+OF_BEFORE = ev.Recovery(
+    at_s=1012.0, cause="signal", replica="r1.1", noticed_by="agent", detect_s=0.0, downtime_s=0.1, step=3,
+    microbatches_recomputed=0, lost_steps=0, view=[4, 1], detail="",
 )  # fmt: skip
 
 
@@ -35,6 +39,9 @@ TOLD = ev.Recovery(
         ([FORMED, DEAD], 6),  # who has taken over finds out that nobody is left
         ([FORMED, DEAD, LOST], 6),
         ([FORMED, DEAD, LOST, BACK], 6),
+        ([FORMED, DEAD, LOST, OF_BEFORE], 6),
+        ([FORMED, DEAD, LOST, OF_BEFORE, BACK], 6),
+        ([FORMED, DEAD, LOST, BACK, OF_BEFORE], 6),
         ([FORMED, DEAD, LOST, BACK, GONE, ONCE_MORE], 6),
         ([FORMED, DEAD, LOST, BACK, TOLD, GONE, ONCE_MORE], 0),
     ],

@@ -32,12 +32,15 @@ def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], L
         if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
     ]
     loss: Loss | None = None
+    back: list[int] = []  # the first view since
     for e in story:
         if isinstance(e, events.FleetGone):
             loss = loss or Loss(e.at_s - apart_s, e.step)
             loss.again(e.step)
         elif isinstance(e, events.Recovery) and e.cause != "coordinator":
-            loss = None  # what it says of lost steps is of all that had gone wrong until then
+            if back and e.view >= back:  # one of an earlier view may be told later than the loss
+                loss, back = None, []  # what it says of lost steps is of all that had gone wrong until then
         elif isinstance(e, events.ViewFormed) and loss is not None:
             loss.formed(e.step)
+            back = back or [e.epoch, e.n]
     return faults, loss
