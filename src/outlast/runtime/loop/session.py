@@ -27,14 +27,12 @@ from torch import Tensor
 from outlast.core.phases import Phase
 from outlast.core.protocol import Certificate, Leave, Wait
 from outlast.errors import DeviceFault, Evicted, FleetLost, MembershipError, StepMisuse, ViewAbandoned
-from outlast.runtime.checks.ranks_together import AllRanks
-from outlast.runtime.checks.rehearsal import Rehearsal
 from outlast.runtime.checks.unregistered_variables import UnregisteredVariables
-from outlast.runtime.checks.unseen_averages import UnseenAverages
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._boundary import boundary
 from outlast.runtime.loop._ending import ScriptEnd, changed_since, end_with_error, left_open, report_failure, unwritten
 from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
+from outlast.runtime.loop._first_steps import look_for_habits
 from outlast.runtime.loop._iterators import Left, WatchedLoop, put_off, values_of
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
@@ -262,26 +260,10 @@ class Training:
         warm_up()
         self.engine.loop.find_schedulers()
         if self.replica.env.config.bitwise:
-            self._look_for_habits()
+            look_for_habits(self.replica, self.engine, self._turn.leads, lambda: self._turn.asked)
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             self._previous = signal.signal(signal.SIGTERM, self._asked_to_leave)
-
-    def _look_for_habits(self) -> None:
-        """In the first steps, as one member does. Averages of shards, and of a stage, are not known by what they are
-        made of here."""
-        env, state, checks, last = (
-            self.replica.env,
-            self.engine.state,
-            self.engine.step_checks,
-            self.replica.member.is_last,
-        )
-        if env.width > 1:
-            checks.rehearsal = Rehearsal(state, lambda: checks.tries, env.run_dir, AllRanks(env.width))
-        else:
-            checks.rehearsal = Rehearsal(state, last, env.run_dir)
-        if not self.engine.sharded and not state.stages:
-            checks.averages = UnseenAverages(state, last, self._turn.leads, lambda: self._turn.asked)
 
     def _report(self, error: BaseException) -> None:
         """The script ends by it: the coordinator is told whose it is, unless another rank's was told already."""
