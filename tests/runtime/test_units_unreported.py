@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from outlast.core import events as ev
@@ -44,6 +45,7 @@ OF_BEFORE = ev.Recovery(
         ([FORMED, DEAD, LOST, BACK, OF_BEFORE], 6),
         ([FORMED, DEAD, LOST, BACK, GONE, ONCE_MORE], 6),
         ([FORMED, DEAD, LOST, BACK, TOLD, GONE, ONCE_MORE], 0),
+        ([FORMED, DEAD, LOST, BACK, GONE, msgspec.structs.replace(ONCE_MORE, step=7), TOLD], 3),
     ],
 )
 def test_steps_lost_with_the_fleet_are_told_whoever_is_there_when_it_is_back(

@@ -31,16 +31,15 @@ def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], L
         for e in story
         if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
     ]
+    # What is told of lost steps is of all that had gone wrong until its view; one of an earlier view may be told later.
+    told_of = max((e.view for e in story if isinstance(e, events.Recovery) and e.cause != "coordinator"), default=[])
     loss: Loss | None = None
-    back: list[int] = []  # the first view since
-    for e in story:
+    for index, e in enumerate(story):
         if isinstance(e, events.FleetGone):
-            loss = loss or Loss(e.at_s - apart_s, e.step)
-            loss.again(e.step)
-        elif isinstance(e, events.Recovery) and e.cause != "coordinator":
-            if back and e.view >= back:  # one of an earlier view may be told later than the loss
-                loss, back = None, []  # what it says of lost steps is of all that had gone wrong until then
+            back = next(([v.epoch, v.n] for v in story[index:] if isinstance(v, events.ViewFormed)), None)
+            if back is None or back > told_of:
+                loss = loss or Loss(e.at_s - apart_s, e.step)
+                loss.again(e.step)
         elif isinstance(e, events.ViewFormed) and loss is not None:
             loss.formed(e.step)
-            back = back or [e.epoch, e.n]
     return faults, loss
