@@ -127,8 +127,10 @@ class PlainTraining:
         finally:
             self._let_go(forget)
 
-    def _let_go(self, forget: Callable[[], object]) -> None:
+    def _let_go(self, forget: Callable[[], object], _is_over: Callable[[], bool] = sys.is_finalizing) -> None:
         """The loop will not be continued: nothing keeps this training, unless something is left to save."""
+        if _is_over():  # a script's variable kept the loop to the interpreter's end, where modules are empty already
+            return
         self.checks.over()
         if self.saves is None or self._open is None:
             forget()

@@ -172,9 +172,11 @@ class Training:
         self._ended()
         self._retire()
 
-    def _let_go(self, anew: bool = False) -> None:
+    def _let_go(self, anew: bool = False, _is_over: Callable[[], bool] = sys.is_finalizing) -> None:
         """Alone: let go now, and not when the script ends, of what a loop held that will not be continued. A step that
         it left open may still be taken through. `anew`: the process goes on to another training."""
+        if _is_over():  # a script's variable kept the loop to the interpreter's end, where modules are empty already
+            return
         if self.replica.env.coordinator is not None or self._script_end.is_over or os.getpid() != self._home:
             return
         step, saves = self._step if self._open else None, self.replica.saves is not None
