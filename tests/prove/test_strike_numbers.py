@@ -175,6 +175,15 @@ def test_who_has_just_come_may_have_had_nothing_to_compute() -> None:
     assert found(seen(events=events)) == set()
 
 
+def test_a_view_whose_coordinator_died_with_the_word_of_it_worked_if_steps_were_made_in_it() -> None:
+    events = story(recovered())
+    at = next(n for n, event in enumerate(events) if isinstance(event, ev.ViewFormed))
+    for committed_s, right in ((106.2, True), (104.9, False)):
+        fields: dict[str, Any] = {"view": [1, 1], "stable": 3, "losses": [], "step_s": 0.05, "committed": 4}
+        events[at] = ev.ProgressMade(at_s=106.25, committed_at_s=committed_s, **fields)
+        assert (found(seen(events=events)) == set()) == right
+
+
 def test_nothing_is_computed_again_where_nobody_is_gone() -> None:
     struck = StrikeDone(at_s=16.5, kind="SIGKILL", role="coordinator", pid=3, name="coordinator", state="S")
     done = [msgspec.structs.replace(hit(), at_s=STRUCK_S), struck]

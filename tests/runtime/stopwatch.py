@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--asleep", type=json.loads, default={}, help="before the body of a step, seconds by number")
     parser.add_argument("--slow-sample", type=int, default=-1)
     parser.add_argument("--fail-before", type=int, default=0, help="so many starts end by a KeyError")
+    parser.add_argument("--later-start-s", type=float, default=0.0, help="whoever is not a slot's first takes so long")
     parser.add_argument("--after-s", type=float, default=0.0, help="the script goes on for so long after its loop")
     args = parser.parse_args()
     run = outlast.join()
@@ -55,6 +56,8 @@ def main() -> None:
         except FileExistsError:
             continue
         raise KeyError("run")
+    if not run.name.endswith(".1"):
+        wait_s(args.later_start_s)
     torch.manual_seed(0)
     model = nn.Linear(16, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

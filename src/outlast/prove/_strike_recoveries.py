@@ -21,6 +21,7 @@ _NEAR_S = 2.5  # from what an event tells of to the event: heartbeats of the fle
 _LOOKED_S = 0.3  # from a death from inside to the look that found it
 _BEAT_S = 1.0  # between two signs of life of a coordinator, where the machine is busy
 _STILL_S, _STILL = 0.15, 4.0  # beyond both, in steps, training stood still where somebody had been struck
+_SELDOM, _BEYOND = 0.95, 1.5  # where one step of twenty takes as long anyway, it is the machine that is busy
 _LONG_S, _LONG = 1.0, 10.0  # and whatever had happened
 
 
@@ -75,14 +76,16 @@ def _downtime(
 ) -> Iterator[tuple[str, str]]:
     """How long no step was committed, of each fault that stopped training: some pause of the stopwatch is as long, and
     ends when training is said to go on."""
-    pauses = [(end_s - record.started_s, long_s) for end_s, long_s in _pauses(commits)]
     first_s = min((commit.at_s - record.started_s for commit in commits), default=math.inf)
+    pauses = [(end_s - record.started_s, long_s) for end_s, long_s in _pauses(commits)]
+    ahead = [first_s, *(end_s for _, end_s in _gaps(record, commits, events))]  # who is first to make a step
+    pauses += [(end_s, end_s - begin_s) for begin_s, end_s in itertools.pairwise(ahead)]
     over = {step for step, (_, went_on) in fallen_back(record, commits, events).items() if not went_on}
     for event in events:
         if not isinstance(event, ev.Recovery) or not event.downtime_s or event.step in over:
             continue
         at_s, may_s = event.at_s - record.unix_s, max(LEAST_S, SHARE * event.downtime_s)
-        if at_s - event.downtime_s < first_s < at_s < first_s + _NEAR_S:
+        if at_s - event.downtime_s < first_s < at_s + LATE_S < first_s + _NEAR_S:
             continue  # it began before anything was committed: the stopwatch shows only its end
         if not any(abs(long_s - event.downtime_s) <= may_s and abs(end_s - at_s) < _NEAR_S for end_s, long_s in pauses):
             near = [f"{long_s:.3f}" for end_s, long_s in pauses if abs(end_s - at_s) < _NEAR_S and long_s > LEAST_S]
@@ -111,7 +114,9 @@ def _untold(
     calm = {e.replica: e.at_s - record.unix_s for e in events if isinstance(e, ev.Recovery) and not e.downtime_s}
     hit, gaps = struck_at(record, events), list(_gaps(record, commits, events))
     held = [(each.at_s, each.continued_s) for each in record.done if each.role == "replica" and each.continued_s]
-    usual_s = statistics.median([end_s - begin_s for begin_s, end_s in gaps] or [0.0])  # of a step, whoever is first
+    took_s = sorted(end_s - begin_s for begin_s, end_s in gaps)  # of each step, whoever is first
+    usual_s = statistics.median(took_s or [0.0])
+    seldom_s = took_s[int(_SELDOM * len(took_s))] if took_s else 0.0
     for begin_s, end_s in gaps:
         long_s = end_s - begin_s
         covered_s = sum(max(0.0, min(at_s, end_s) - max(at_s - s, begin_s)) for at_s, s in told)
@@ -122,7 +127,7 @@ def _untold(
             if any(begin_s - _LOOKED_S <= s <= min(end_s, at_s) for s in hit.get(name, ()))
         ]  # fmt: skip
         held_s = sum(max(0.0, min(until_s, end_s) - max(since_s, begin_s)) for since_s, until_s in held)
-        if names and long_s - held_s > max(_STILL_S, _STILL * usual_s + LATE_S):
+        if names and long_s - held_s > max(_STILL_S, _STILL * usual_s + LATE_S, _BEYOND * seldom_s):
             yield "why: downtime", f"0 s after {', '.join(names)}, where nothing was committed for {long_s:.3f} s"
         elif long_s > max(_LONG_S, _LONG * usual_s):
             yield "why: downtime", f"no word of {long_s:.3f} s without a commit, until {end_s:.1f} s"
@@ -137,9 +142,10 @@ def _gaps(
     newest = -1
     for before, commit in itertools.pairwise(commits):
         begin_s, end_s = before.at_s - record.started_s, commit.at_s - record.started_s
-        newest = max(newest, before.step)
-        if commit.step > newest or any(begin_s - LATE_S <= at_s <= end_s for at_s in lost):
+        newest, anew = max(newest, before.step), any(begin_s - LATE_S <= at_s <= end_s for at_s in lost)
+        if commit.step > newest or anew:
             yield begin_s, end_s
+        newest = commit.step if anew else newest
 
 
 # --- how soon, and how much ------------------------------------------------------------------------------------------
@@ -176,17 +182,23 @@ def _recomputed(events: Sequence[ev.AnyEvent], microbatches: int) -> Iterator[tu
     """At most what those who are gone had under way: all of a step but one of each who is left, unless it had only just
     come: in its first step it may get nothing to compute. A coordinator had nothing."""
     installed: dict[tuple[int, int], set[str]] = {}
+    since_s: dict[tuple[int, int], float] = {}
+    formed = {(e.epoch, e.n) for e in events if isinstance(e, ev.ViewFormed)}
     before: set[str] = set()
     worked: dict[tuple[int, int], set[str]] = {}  # who was in the view that worked before this one
     came: set[tuple[str, int]] = set()  # who has its first step there
     for event in events:
         if isinstance(event, ev.ViewInstalled):
-            installed[event.epoch, event.n] = set(event.members)
+            installed[event.epoch, event.n], since_s[event.epoch, event.n] = set(event.members), event.at_s
             worked[event.epoch, event.n] = before
         if isinstance(event, ev.ViewFormed):
             now = installed.get((event.epoch, event.n), set())
             came |= {(name, event.step) for name in now - before}
             before = now
+        if isinstance(event, ev.ProgressMade):
+            id_ = event.view[0], event.view[1]
+            if id_ not in formed and event.committed_at_s > since_s.get(id_, math.inf):
+                before = installed[id_]  # its coordinator died with the word that it had formed
         if not isinstance(event, ev.Recovery) or not event.microbatches_recomputed:
             continue
         view = event.view[0], event.view[1]

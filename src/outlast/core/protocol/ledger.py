@@ -73,14 +73,19 @@ class Ledger:
 
     def __init__(self, committed: int = 0, until_s: float = 0.0, *, patience_s: float = 0.0) -> None:
         self.committed, self.until_s, self.patience_s, self.wanted = committed, until_s, patience_s, 0
+        self._newest = (until_s, until_s)  # of the newest step: when who told it began it, and when anybody had made it
         self._spans: list[Span] = []
         self._early: dict[int, StepTime] = {}
         self._held_up: deque[tuple[float, float]] = deque(maxlen=_GAPS)  # that no member has explained yet
 
     def take(self, time: StepTime, now_s: float) -> list[tuple[float, float]]:
-        """Count the step if it is news, and those that waited for it: (the commit before it, its commit) of each. The
+        """Count the step if it is news, and those that waited for it: (the commit before it, by whoever made that one
+        first, its commit) of each. The
         same step told by another member began before the commit that is counted; a step done anew after a loss began
         after all of them."""
+        began_s, made_s = self._newest
+        if time.step == self.committed - 1 and time.took_s and began_s < time.end_s < made_s:
+            self._newest = began_s, time.end_s  # its teller was not the first to make it, but to tell it
         if self.until_s and (time.step > self.committed or not time.took_s):
             known = self._early.get(time.step)
             if known is None or not known.took_s:
@@ -107,7 +112,7 @@ class Ledger:
         return time.end_s > self.until_s and (time.step >= self.committed or anew)
 
     def _count(self, time: StepTime) -> tuple[float, float]:
-        before_s, begin_s = self.until_s, time.end_s - time.took_s
+        before_s, begin_s, (_, made_s) = self.until_s, time.end_s - time.took_s, self._newest
         span = self._span_for(time.step)
         gap_s = begin_s - before_s if before_s else 0.0
         if gap_s > 0:
@@ -115,7 +120,8 @@ class Ledger:
         span.add(_clipped(time.seconds(self.wanted), max(0.0, -gap_s)))
         span.committed = self.committed = time.step + 1
         span.until_s = self.until_s = time.end_s
-        return before_s or begin_s, time.end_s
+        self._newest = begin_s, time.end_s
+        return min(made_s, begin_s) if before_s else begin_s, time.end_s
 
     def _of_gap(self, time: StepTime, gap_s: float) -> dict[str, float]:
         """By use, the time between what is counted and this step."""

@@ -72,19 +72,17 @@ class PlainTraining:
         self.stopped = self.stop_wanted = ""
         self.opening = state.extra[KEY] = Opening(samples.steps_per_epoch if samples.known_length else 0)
         self.followers: list[Callable[[], object]] = []
-        self.begin = begin
-        self.loop = LoopState(state)
+        self.begin, self.loop = begin, LoopState(state)
         self.asked = 0  # how often the loop has asked whether it writes
         self.checks = PlainChecks(self.loop, samples, name, bitwise=bitwise, asked=lambda: self.asked)
         self.with_norms = reads_norm or clip_norm is not None or state.scaling.active
         self.variables = UnregisteredVariables(state, lambda: True)
-        self.inside = False  # the loop over a step's batches
         shards = OwnSums() if any(map(is_shard, state.params)) else None
         self.watch = LoopWatch(state, samples.num_leaves, shards=shards)
         if shards is not None:
             shards.attach(state.model)
         self.grads: list[Tensor | None] = [None for _ in state.params]  # while the loop's body runs
-        self._started = False
+        self.inside = self._started = False  # `inside`: the loop over a step's batches
         self._epochs: Callable[[], Epochs | None] = lambda: None
         self._open: PlainStep | None = None  # the step that the loop has been given and did not come back from
         self._committed: list[tuple[int, int]] = []

@@ -1,0 +1,64 @@
+"""How long no step was committed, as the striker's stopwatch has it: from who made a step first to who made the next
+one first, on a machine that may be busy."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.prove.test_strike_numbers import COMMITTED_S, STRUCK_S, commits, found, recovered, seen, story
+from tests.prove.test_strikes import hit
+
+from outlast.core import events as ev
+from outlast.prove._commit_log import Commit
+from outlast.prove.strike_plan import STEPS
+
+
+def lost_fleet(*told: ev.AnyEvent) -> list[ev.AnyEvent]:
+    """r1.1 took over when r0.1 had died, said the step that it was handed, was stopped and killed; r0.2 went on from a
+    checkpoint."""
+    events = story(*told)
+    end = next(n for n, event in enumerate(events) if isinstance(event, ev.Recovery))
+    gone = [
+        ev.ReplicaExited(at_s=117.9, replica="r1.1", cause="signal", detail="SIGKILL", noticed_by="agent", step=180),
+        ev.FleetGone(at_s=118.0, step=180, detail="r1.1: signal"),
+        ev.ViewInstalled(at_s=118.1, epoch=1, n=3, members=["r0.2"], cause="start", planned=False),
+        ev.ViewFormed(at_s=118.2, epoch=1, n=3, step=100, roll_call_s=0.0),
+    ]
+    return [*events[:end], *gone, *events[end:]]
+
+
+@pytest.mark.parametrize("again", [100, 179])
+def test_a_pause_is_from_who_made_a_step_first_to_who_made_the_next_one_first_or_any_anew(again: int) -> None:
+    """What is said once more in between, by who takes over or by a slower one, is no step that was made; the first step
+    that is made again is, also where it is the newest."""
+    before = [*commits()[:360], Commit(1015.2, 179, "0x1p0", "r1.1")]
+    after = [Commit(1018.4 + 0.02 * n, again + n, "0x1p0", "r0.2") for n in range(STEPS - again)]
+    for downtime_s, right in ((1018.4 - 1014.95, True), (1018.4 - 1015.2 - 0.1, False), (4.6, False)):
+        events = lost_fleet(recovered(at_s=118.4, view=[1, 3], downtime_s=downtime_s, lost_steps=180 - again))
+        done = [msgspec.structs.replace(hit(name), at_s=at_s) for name, at_s in (("r0.1", STRUCK_S), ("r1.1", 17.8))]
+        names = found(seen(events=events, commits=[*before, *after], done=done))
+        assert ("why: downtime" not in names) == right, (downtime_s, names)
+
+
+def test_what_had_begun_before_the_first_commit_is_told_at_that_commit_and_perhaps_just_before_its_line() -> None:
+    first_s = 1015.0 + COMMITTED_S - 115.0
+    late = [Commit(first_s + 0.02 * step, step, "0x1p0", "r1.1") for step in range(STEPS)]
+    for ahead_s in (0.0, 0.001):
+        told = recovered(at_s=COMMITTED_S - ahead_s, step=0, downtime_s=5.2, microbatches_recomputed=0)
+        assert "why: downtime" not in found(seen(told, commits=late))
+
+
+def test_where_one_step_of_twenty_takes_as_long_anyway_nothing_stood_still() -> None:
+    def busy(every: int) -> list[Commit]:
+        found, at_s = [], 1006.0
+        for step in range(STEPS):
+            at_s += 0.36 if step % every == every - 1 else 0.05
+            found.append(Commit(at_s + 0.15 * (step >= 63), step, "0x1p0", "r1.1"))
+        return found
+
+    calm = recovered(downtime_s=0.0, microbatches_recomputed=0)
+    for every, right in ((8, True), (64, False)):
+        of = busy(every)
+        struck_s = of[62].at_s - 1000.0 + 0.02
+        done = [msgspec.structs.replace(hit(), at_s=struck_s)]
+        assert ("why: downtime" not in found(seen(calm, commits=of, done=done))) == right
