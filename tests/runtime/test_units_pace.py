@@ -257,3 +257,42 @@ def test_another_process_reads_the_newest_steps_of_one_that_is_dead(clock: Clock
     assert seen.commits()[-1].end_s == pytest.approx(clock.now_s)
     assert pace.steps(again=True) == seen.commits()
     assert pace.steps() == ()
+
+
+def changed(pace: Pace, clock: Clock, step: int, took_s: float, members: int, again: float = 0.0) -> StepTime:
+    """The view changes in it, for 5 ms."""
+    clock.now_s += took_s / 2
+    pace.formed(clock.now_s - 0.005, again)
+    clock.now_s += took_s / 2
+    pace.committed(step, members)
+    return pace.steps()[-1]
+
+
+def test_what_a_step_takes_is_known_for_each_number_of_members(pace: Pace, clock: Clock) -> None:
+    """A joiner holds nobody up for longer than the change takes, though steps had just become three times as long."""
+    changed(pace, clock, 5, 0.305, 1, 2 / 3)
+    alone = [next_of(pace, clock, step, 0.3, 1) for step in (6, 7)]
+    assert [time.outage_s + time.stalled_s for time in alone] == [0.0, 0.0]
+    joined = changed(pace, clock, 8, 0.31, 2)
+    assert joined.outage_s == pytest.approx(0.01)
+    joined = changed(pace, clock, 9, 0.16, 3)
+    assert joined.outage_s == pytest.approx(0.0, abs=0.02)
+    assert pace.step_s == pytest.approx(0.1)  # as it was when there were three
+    gone = changed(pace, clock, 10, 0.405, 1, 2 / 3)
+    assert (gone.redone_s, gone.outage_s) == (pytest.approx(0.2), pytest.approx(0.105))
+
+
+def test_one_that_is_left_of_eight_is_not_held_up_by_its_work(clock: Clock) -> None:
+    pace = Pace(Progress(Region(Progress.SIZE)), clock)
+    pace.formed(0.0, 0.0)
+    for step in range(5):
+        clock.now_s += 10.0
+        pace.committed(step, 8)
+    changed(pace, clock, 5, 85.0, 1, 7 / 8)
+    assert [next_of(pace, clock, step, 80.0, 1).stalled_s for step in range(6, 10)] == [0.0] * 4
+
+
+def next_of(pace: Pace, clock: Clock, step: int, took_s: float, members: int) -> StepTime:
+    clock.now_s += took_s
+    pace.committed(step, members)
+    return pace.steps()[-1]

@@ -29,12 +29,13 @@ _SLACK_S = 0.1  # so much: what a step takes beyond both is no step's work
 
 
 class Pace:
-    """What heartbeats say of progress: losses, a running mean of the time of a step, and the times of the newest steps,
-    each divided by use. The training thread alone measures."""
+    """What heartbeats say of progress: losses, a running mean of the time of a step in a view of as many members as now
+    (`step_s`), and the times of the newest steps, each divided by use. The training thread alone measures."""
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress, self._clock = progress, clock
         self.step_s = 0.0
+        self._usual_s: dict[int, float] = {}  # what it was when the view had so many members
         self.resumed = False  # the newest commit was the first in its view
         self._losses: list[tuple[int, float]] = []
         self._count = self._members = 0
@@ -104,6 +105,9 @@ class Pace:
         )
         if self._change is None:
             self._learn(rest_s)
+            self._usual_s[members] = self.step_s
+        elif self._members:
+            self.step_s = self._expected_s(members)
         self.resumed, self._change, self._members = self._change is not None, None, members
         self._committed_at_s, self._longest = now, (0.0, Phase.IDLE)
         # All of it would count as work here, also what was none: others know what is usual.
@@ -119,10 +123,17 @@ class Pace:
         seconds = min(seconds, self._limit_s) if self._count > _FEW else seconds
         self.step_s = 0.8 * self.step_s + 0.2 * seconds if self.step_s else seconds
 
+    def _expected_s(self, members: int) -> float:
+        """Of a step in a view of so many members: as it was, and no longer than if all work were shared."""
+        shared_s = self.step_s * max(1.0, self._members / members)
+        return min(shared_s, self._usual_s.get(members, shared_s))
+
     def _around_change(self, rest_s: float, members: int, without_s: float, redone: float) -> tuple[float, ...]:
         """(the step's own time, of the outage, of what was computed again), of a step with a change of view in it."""
         usual_s = self.step_s if self._count >= _FEW else max(0.0, rest_s - without_s)
         all_s = usual_s * max(1.0, self._members / members)  # as long as those who are left take for the work of all
+        if self._count >= _FEW:
+            all_s = max(usual_s, self._expected_s(members))
         if not redone:  # which they have done; a joiner's first step is computed by the others
             usual_s = all_s
         own_s = min(rest_s, usual_s) if without_s else rest_s
