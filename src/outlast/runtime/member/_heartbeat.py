@@ -14,6 +14,7 @@ from outlast.core.phases import Phase
 from outlast.core.protocol import StepTime
 from outlast.core.protocol import messages as m
 from outlast.runtime.member._parts_meter import PartsMeter
+from outlast.runtime.member._usual_step import UsualStep
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.progress_block import Progress
 from outlast.runtime.view.port import ViewPort
@@ -23,22 +24,15 @@ __all__ = ["Pace", "ping", "stalled"]
 _ANSWERS_S = 0.25  # how long answers to a ping are collected before they are reported
 
 
-_FEW = 3  # steps after which it is known how long they usually take
-_USUAL = 3.0  # times the usual, and
-_SLACK_S = 0.1  # so much: what a step takes beyond both is no step's work
-
-
 class Pace:
     """What heartbeats say of progress: losses, a running mean of the time of a step in a view of as many members as now
     (`step_s`), and the times of the newest steps, each divided by use. The training thread alone measures."""
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress, self._clock = progress, clock
-        self.step_s = 0.0
-        self._usual_s: dict[int, float] = {}  # what it was when the view had so many members
+        self._usual = UsualStep()
         self.resumed = False  # the newest commit was the first in its view
         self._losses: list[tuple[int, float]] = []
-        self._count = self._members = 0
         self._committed_at_s = self._held_s = 0.0
         self._join: Literal["", "made by others", "made"] = ""  # this process came by joining: its newest step
         # Seconds without a view, microbatches of a step redone, and since when all wait in the newest view, or 0.
@@ -47,6 +41,11 @@ class Pace:
         self._lock = threading.Lock()
         self._told = 0
         self.parts = PartsMeter(clock)
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes now; 0 before the first one."""
+        return self._usual.seconds
 
     def passed(self, phase: Phase, seconds: float) -> None:
         """A phase is over; the longest since the last commit is where a step that takes too long was held up."""
@@ -69,7 +68,7 @@ class Pace:
         this process's first step the run has yet to begin."""
         without_s, redone, _ = self._change or (0.0, 0.0, 0.0)
         self._change = (without_s, redone, self._clock())
-        if not self._members:
+        if not self._usual.members:
             self._committed_at_s = 0.0
 
     def committed(self, step: int, members: int, held_s: float = 0.0) -> None:
@@ -79,18 +78,19 @@ class Pace:
         if self._join == "made by others":
             self._join, self._change = "made", (0.0, 0.0, 0.0)
             if members > 1:  # others know better how long its first step took, if any of them was there before
-                self._committed_at_s, self._members = now, members
+                self._committed_at_s = now
+                self._usual.changed(members)
                 self.progress.commit(StepTime(step=step, end_s=now, took_s=0.0, first=True))
                 return
         took_s, held_s, self._held_s = now - self._committed_at_s, held_s - self._held_s, held_s
         held_s = min(held_s, took_s)
         rest_s = took_s - held_s
         own_s, outage_s, redone_s = rest_s, 0.0, 0.0
-        untold = self._change is None and self._join == "made" and members > 1 and self._count < _FEW
+        untold = self._change is None and self._join == "made" and members > 1 and not self._usual.known
         if self._change is not None:
             own_s, outage_s, redone_s = self._around_change(rest_s, members, *self._change[:2])
-        elif self._count >= _FEW:
-            own_s = rest_s if rest_s <= self._limit_s else self.step_s
+        elif self._usual.known:
+            own_s = rest_s if rest_s <= self._usual.limit_s else self._usual.seconds
         time_ = StepTime(
             step=step,
             end_s=now,
@@ -104,36 +104,20 @@ class Pace:
             first=self._change is not None,
         )
         if self._change is None:
-            self._learn(rest_s)
-            self._usual_s[members] = self.step_s
-        elif self._members:
-            self.step_s = self._expected_s(members)
-        self.resumed, self._change, self._members = self._change is not None, None, members
+            self._usual.learn(rest_s, members)
+        else:
+            self._usual.changed(members)
+        self.resumed, self._change = self._change is not None, None
         self._committed_at_s, self._longest = now, (0.0, Phase.IDLE)
         # All of it would count as work here, also what was none: others know what is usual.
         self.progress.commit(StepTime(step=step, end_s=now, took_s=0.0, members=members) if untold else time_)
 
-    @property
-    def _limit_s(self) -> float:
-        return _USUAL * self.step_s + _SLACK_S
-
-    def _learn(self, seconds: float) -> None:
-        """One that took far too long teaches little, many of them what is usual now."""
-        self._count += 1
-        seconds = min(seconds, self._limit_s) if self._count > _FEW else seconds
-        self.step_s = 0.8 * self.step_s + 0.2 * seconds if self.step_s else seconds
-
-    def _expected_s(self, members: int) -> float:
-        """Of a step in a view of so many members: as it was, and no longer than if all work were shared."""
-        shared_s = self.step_s * max(1.0, self._members / members)
-        return min(shared_s, self._usual_s.get(members, shared_s))
-
     def _around_change(self, rest_s: float, members: int, without_s: float, redone: float) -> tuple[float, ...]:
         """(the step's own time, of the outage, of what was computed again), of a step with a change of view in it."""
-        usual_s = self.step_s if self._count >= _FEW else max(0.0, rest_s - without_s)
-        all_s = usual_s * max(1.0, self._members / members)  # as long as those who are left take for the work of all
-        if self._count >= _FEW:
-            all_s = max(usual_s, self._expected_s(members))
+        usual_s = self._usual.seconds if self._usual.known else max(0.0, rest_s - without_s)
+        all_s = usual_s * max(1.0, self._usual.members / members)  # as long as who is left takes for the work of all
+        if self._usual.known:
+            all_s = max(usual_s, self._usual.expected_s(members))
         if not redone:  # which they have done; a joiner's first step is computed by the others
             usual_s = all_s
         own_s = min(rest_s, usual_s) if without_s else rest_s
