@@ -34,7 +34,7 @@ class UsualStep:
         self._known[members], self.members = self.seconds, members
 
     def expected_s(self, members: int) -> float:
-        """How long one takes in a view of `members`, in seconds: as it was, and no longer than if all work were shared."""
+        """How many seconds one takes among `members`: as it was, and no longer than if all work were shared."""
         shared_s = self.seconds * max(1.0, self.members / members)
         return min(shared_s, self._known.get(members, shared_s))
 
