@@ -134,18 +134,58 @@ def looked() -> list[bool]:
     return found
 
 
+class Averages:
+    """By hand, of all weights: of what is spread as it is, or what lies here as plain tensors."""
+
+    def __init__(self, model: nn.Module, *, plain: bool) -> None:
+        self.held = [(param, self._of(param, plain).clone()) for param in model.parameters()]
+        self.plain = plain
+
+    @staticmethod
+    def _of(param: Any, plain: bool) -> Any:
+        return param.detach().to_local() if plain and hasattr(param, "to_local") else param.detach()
+
+    @torch.no_grad()
+    def update(self, _: nn.Module) -> None:
+        for param, held in self.held:
+            held.lerp_(self._of(param, self.plain), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(n): held for n, (_, held) in enumerate(self.held)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for n, (_, held) in enumerate(self.held):
+            self._of(held, True).copy_(self._of(state[str(n)], True))
+
+
+class ModelOfAverages(torch.optim.swa_utils.AveragedModel):
+    update = torch.optim.swa_utils.AveragedModel.update_parameters
+
+
+AVERAGES: dict[str, Callable[[nn.Module], Any]] = {
+    "averages": lambda model: Averages(model, plain=False),
+    "plain averages": lambda model: Averages(model, plain=True),
+    "registered averages": lambda model: Averages(model, plain=False),
+    "model of averages": ModelOfAverages,
+}
+
+
 def train(steps: int, name: str, loop: str, tp: int) -> tuple[Any, dict[str, Any]]:
     """(this process's part, what it found)."""
     run = outlast.join()
     rehearsed = looked()
     model = built(run, tp)
     optimizer = OPTIMIZERS[name](model)
-    training = run.protect(model, optimizer, data(), global_batch_size=16, microbatches=4, seed=1)
+    averages = AVERAGES[loop](model) if loop in AVERAGES else None
+    extra = {"ema": averages} if loop == "registered averages" else None
+    training = run.protect(model, optimizer, data(), global_batch_size=16, microbatches=4, seed=1, state=extra)
     for step in training.steps(until=steps):
         if loop == "writes" or (loop == "writes on one" and PLACE == "1"):
             next(model.parameters()).data.mul_(0.999)
         for inputs, targets in step:
             step.backward(functional.cross_entropy(model(inputs), targets))
+        if averages is not None:
+            averages.update(model)
     return run, {"fingerprint": training.fingerprint(), "rehearsed": rehearsed}
 
 
@@ -154,7 +194,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    parser.add_argument("--loop", choices=["plain", "writes", "writes on one"], default="plain")
+    parser.add_argument("--loop", choices=["plain", "writes", "writes on one", *AVERAGES], default="plain")
     parser.add_argument("--tp", type=int, default=1)
     args = parser.parse_args()
     run, found = train(args.steps, args.optimizer, args.loop, args.tp)

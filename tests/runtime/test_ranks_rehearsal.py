@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.test_ranks import fault
 
 from outlast.core import events as ev
 
@@ -71,6 +72,38 @@ def test_what_a_loop_writes_unseen_ends_the_run(fleet: Callable[..., Any], repli
     said = told_by(run)
     assert "[LOOP] the loop changed 0.up.weight before step 1" in said, run.logs()
     assert "not through .data or to_local()" in said
+
+
+@pytest.mark.parametrize(
+    ("replicas", "loop", "tp", "said"),
+    [
+        (1, "averages", 1, "keeps an average of "),
+        (2, "averages", 1, "keeps an average of "),
+        (2, "plain averages", 1, "keeps an average of "),
+        (2, "averages", 2, "keeps an average of "),
+        (2, "model of averages", 2, "updates an AveragedModel"),
+    ],
+)
+def test_an_average_of_shards_that_nobody_registered_ends_the_run(
+    fleet: Callable[..., Any], replicas: int, loop: str, tp: int, said: str
+) -> None:
+    script = [SCRIPT, "--loop", loop, "--tp", str(tp)]
+    run = fleet(replicas=replicas, ranks=2, steps=40, script=script, max_restarts=3)
+    told = told_by(run)
+    assert f"[LOOP] the loop {said}" in told, run.logs()
+    assert "that is not registered: a replica that joins would not have it" in told
+    assert run.driven.step <= 4
+
+
+def test_an_average_of_shards_that_is_registered_goes_on_with_who_joins(fleet: Callable[..., Any]) -> None:
+    script = [SCRIPT, "--loop", "registered averages"]
+    plain = fleet(replicas=1, ranks=2, steps=12, script=script)
+    assert plain.finish() == 0, plain.logs()
+    run = fleet(fault("r0/1.1", "backward", step=6), replicas=2, ranks=2, steps=12, script=script)
+    assert run.finish() == 0, run.logs()
+    want, results = plain.results()["r0.1-0"], run.results()
+    assert set(results) >= {"r1.1-0", "r1.1-1"}
+    assert {found["fingerprint"] for found in results.values()} == {want["fingerprint"]}, run.logs()
 
 
 def test_ranks_of_the_last_replica_rehearse_and_have_the_bits_of_a_run_without(fleet: Callable[..., Any]) -> None:

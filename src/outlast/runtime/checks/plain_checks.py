@@ -51,7 +51,6 @@ class PlainChecks:
         alone = lambda: True  # noqa: E731
         if self._bitwise:
             self._rehearsal = Rehearsal(self._state, alone)
-        if self._bitwise and not any(map(is_shard, self._state.params)):
             self._averages = UnseenAverages(self._state, alone, alone, self._asked)
 
     def begun(self, step: int) -> None:

@@ -4,8 +4,8 @@ would show that: the run would end well, and what it saves would be another aver
 Looked for among all that lives, after each of the first steps, then after steps 4, 8, 16 and so on; what could become
 one is watched in between, by its version alone, so that one which begins late is looked at when it does. An
 `AveragedModel` is known by what it counts, what is written by hand by how it moves (`_averages_by_hand.py`). No method
-of torch is replaced. Not found: by hand, what is made anew between two such looks, until the next; windows of the last
-few weights; what moves less than its numbers' rounding.
+of torch is replaced. Of what is spread over ranks each looks at its own part. Not found: by hand, what is made anew
+between two such looks, until the next; windows of the last few weights; what moves less than its numbers' rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.checks._averages_by_hand import LEAST, Look, Values, average_of, nearest, sampled
 from outlast.runtime.training.state import State
-from outlast.tensors import fingerprint
+from outlast.tensors import fingerprint, local
 
 __all__ = ["UnseenAverages"]
 
@@ -111,9 +111,9 @@ class UnseenAverages:
 
     def _known(self, average: AveragedModel) -> bool:
         """Whether the state holds what it counts and what it averages, itself or by a copy."""
-        held = self._state.encoded()[1].values()
+        held = [local(tensor) for tensor in self._state.encoded()[1].values()]
         memory = {_place(tensor) for tensor in held}
-        wanted = [average.n_averaged, *average.module.parameters()]
+        wanted = [average.n_averaged, *map(local, average.module.parameters())]
         loose = [tensor for tensor in wanted if _place(tensor) not in memory]
         if not loose:
             return True
@@ -157,7 +157,7 @@ class _ByHand:
     def look(self, alive: Iterable[Tensor]) -> str:
         """The parameter of which one is an average, by two looks after steps that follow each other; "" for none."""
         self._params = [*self._params[-_FIRST:], shapes := self._by_shape()]
-        known = {tensor.untyped_storage().data_ptr() for tensor in self._state.encoded()[1].values()}
+        known = {local(tensor).untyped_storage().data_ptr() for tensor in self._state.encoded()[1].values()}
         before, self._before, quiet, found = self._before, {}, [], ""
         gone = [look for where, _, look in before.values() if where() is None]
         likely = [tensor for tensor in alive if _could_be(tensor, shapes, known)]
@@ -181,7 +181,7 @@ class _ByHand:
 
     def _by_shape(self) -> dict[torch.Size, tuple[list[str], Values, float]]:
         rows: dict[torch.Size, list[tuple[str, Look]]] = {}
-        for name, param in zip(self._state.names, self._state.params, strict=True):
+        for name, param in zip(self._state.names, map(local, self._state.params), strict=True):
             if param.numel() >= LEAST and param.is_floating_point() and type(param) in (Tensor, nn.Parameter):
                 rows.setdefault(param.shape, []).append((name, sampled(param)))
         return {
@@ -202,7 +202,7 @@ class _ByHand:
 
     def _may_be_registered(self, tensor: Tensor) -> bool:
         """Whether something registered gives copies that are large enough to hold it in another form."""
-        one, other = (self._state.encoded()[1] for _ in range(2))
+        one, other = ({n: local(t) for n, t in self._state.encoded()[1].items()} for _ in range(2))
         extra = [name for name in one if name.startswith("/extra/") and not name.startswith("/extra/outlast.")]
         copied = [name for name in extra if name not in other or _place(one[name]) != _place(other[name])]
         return any(one[name].numel() >= tensor.numel() for name in copied)

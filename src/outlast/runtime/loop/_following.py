@@ -18,11 +18,10 @@ from torch import Tensor
 
 from outlast.core.phases import Phase
 from outlast.errors import LoopUnrepeatable, OutlastError
-from outlast.runtime.checks.ranks_together import AllRanks
-from outlast.runtime.checks.rehearsal import Rehearsal
 from outlast.runtime.loop._allocator import keep_freed_memory
 from outlast.runtime.loop._ending import ScriptEnd, left_open, told, what_is_alike
 from outlast.runtime.loop._epochs import Epoch, Epochs, begun_amid
+from outlast.runtime.loop._first_steps import look_for_habits
 from outlast.runtime.loop._iterators import Left, WatchedLoop
 from outlast.runtime.loop._loop_watch import LoopWatch, steps_again
 from outlast.runtime.loop._mid_epoch import kept
@@ -147,10 +146,8 @@ class FollowingTraining:
         keep_freed_memory()
         warm_up()
         self.engine.loop.find_schedulers()
-        env, checks = self.replica.env, self.engine.step_checks
-        if env.config.bitwise:
-            ranks = AllRanks(env.width)
-            checks.rehearsal = Rehearsal(self.engine.state, lambda: checks.tries, env.run_dir, ranks)
+        if self.replica.env.config.bitwise:
+            look_for_habits(self.replica.env, self.engine, lambda: False)
 
     def _asked_to_leave(self, *_: Any) -> None:
         """SIGTERM, which engines send to every process: the lead, which got it too, leaves for all ranks."""

@@ -262,7 +262,8 @@ class Training:
         warm_up()
         self.engine.loop.find_schedulers()
         if self.replica.env.config.bitwise:
-            look_for_habits(self.replica, self.engine, self._turn.leads, lambda: self._turn.asked)
+            last, turn = self.replica.member.is_last, self._turn
+            look_for_habits(self.replica.env, self.engine, last, turn.leads, lambda: turn.asked)
         self.replica.link.start()
         if threading.current_thread() is threading.main_thread() and self.replica.env.coordinator is not None:
             self._previous = signal.signal(signal.SIGTERM, self._asked_to_leave)

@@ -288,7 +288,7 @@ class StepCourse:
         if early:
             replica.donor.feed(feed, meta)
         checks = engine.step_checks
-        checks.tries = checks.rehearsal is not None and replica.member.is_last()
+        checks.tries = (checks.rehearsal or checks.averages) is not None and replica.member.is_last()
         replica.siblings.apply(meta, feed, tries=checks.tries)  # the commit point: every lane is complete (37)
         engine.apply(meta, replica.enter)
         with replica.lock:
