@@ -131,3 +131,13 @@ def test_a_view_that_ends_meanwhile_carries_nothing_out() -> None:
     with pytest.raises(ViewAbandoned):
         waiting.turn(ALIKE)
     assert waiting.carried == []
+
+
+@pytest.mark.parametrize(("committed", "goes"), [(8, True), (9, False)])
+def test_who_is_asked_to_go_and_has_made_the_last_step_says_nothing_of_it(committed: int, goes: bool) -> None:
+    """It ends anyway, as soon as the closing barrier is passed; a coordinator would take it for a stop before that."""
+    member = Waiting("a").seat.member
+    member.committed = committed
+    assert (member.leave() == [m.Leaving(member="a")]) == goes
+    assert member.leaving
+    assert member.hello("a0", {}, "", "").leaving == goes

@@ -10,7 +10,8 @@ from tests.prove.test_strikes import hit
 
 from outlast.core import events as ev
 from outlast.prove._commit_log import Commit
-from outlast.prove.strike_plan import STEPS
+from outlast.prove._strike_numbers import number_findings
+from outlast.prove.strike_plan import MICROBATCHES, STEPS
 
 
 def lost_fleet(*told: ev.AnyEvent) -> list[ev.AnyEvent]:
@@ -62,3 +63,37 @@ def test_where_one_step_of_twenty_takes_as_long_anyway_nothing_stood_still() -> 
         struck_s = of[62].at_s - 1000.0 + 0.02
         done = [msgspec.structs.replace(hit(), at_s=struck_s)]
         assert ("why: downtime" not in found(seen(calm, commits=of, done=done))) == right
+
+
+def test_steps_that_take_as_long_as_those_around_them_are_no_standstill() -> None:
+    """The first steps, as other processes start."""
+
+    def starting(slow_s: float) -> list[Commit]:
+        takes = [slow_s, slow_s, 0.3, slow_s, slow_s, *(0.02 for _ in range(STEPS - 5))]
+        return [Commit(1006.0 + sum(takes[:n]), n, "0x1p0", "r1.1") for n in range(STEPS)]
+
+    calm = recovered(downtime_s=0.0, microbatches_recomputed=0)
+    done = [msgspec.structs.replace(hit(), at_s=6.6)]
+    for slow_s, right in ((0.22, True), (0.05, False)):
+        of = starting(slow_s)
+        done = [msgspec.structs.replace(hit(), at_s=of[2].at_s - 1000.0 + 0.02)]
+        assert ("why: downtime" not in found(seen(calm, commits=of, done=done))) == right
+
+
+def test_who_died_before_it_had_brought_the_state_back_has_lost_no_steps_a_second_time() -> None:
+    """The replacement that was to load a checkpoint is mended by the same view as the one that it stood in for."""
+    before = commits()[:360]
+    after = [Commit(1018.4 + 0.02 * n, 100 + n, "0x1p0", "r0.2") for n in range(STEPS - 100)]
+    both = [
+        recovered(replica=name, at_s=118.4, view=[1, 3], downtime_s=3.45, lost_steps=80) for name in ("r1.1", "r2.1")
+    ]
+    events = lost_fleet(*both)
+    gone = next(n for n, event in enumerate(events) if isinstance(event, ev.FleetGone))
+    died = ev.ReplicaExited(at_s=118.05, replica="r2.1", cause="signal", detail="SIGKILL", noticed_by="agent")
+    events.insert(gone + 1, died)
+    done = [msgspec.structs.replace(hit(name), at_s=17.8) for name in ("r1.1", "r2.1")]
+    of = seen(events=events, commits=[*before, *after], done=done)
+    for lost, right in ((80, True), (160, False)):
+        record = msgspec.structs.replace(of.record, why=of.record.why | {"lost_steps": lost, "gone_steps": 0})
+        names = {check for check, _ in number_findings(of.fleet, record, of.commits, of.events, MICROBATCHES)}
+        assert ("why: lost steps" not in names) == right, (lost, names)

@@ -81,10 +81,10 @@ class Office:
         self.journal.close()
 
 
-def done(save: SaveId, report: PartReport, asked: int = 0) -> wire.SaveDone:
+def done(save: SaveId, report: PartReport, asked: int = 0, steps_left: int = 5) -> wire.SaveDone:
     return wire.SaveDone(
         member="r0.1", save=save, report=report, reason="", state_bytes=1, staged_bytes=1, written_bytes=1,
-        blocked_s=0.0, copied_s=0.0, durable_s=0.0, asked=asked,
+        blocked_s=0.0, copied_s=0.0, durable_s=0.0, asked=asked, steps_left=steps_left,
     )  # fmt: skip
 
 
@@ -245,11 +245,11 @@ def test_a_publication_that_waited_until_the_claim_was_in_doubt_is_made_only_whe
     asyncio.run(scene())
 
 
-async def published(office: Office, engine: CheckpointEngine, step: int, asked: int) -> None:
+async def published(office: Office, engine: CheckpointEngine, step: int, asked: int, steps_left: int = 5) -> None:
     """The only writer's save of this step, with the request that it answers."""
     handle = engine.save(step, {"w": torch.ones(500)}, view=(1, 1))
     assert handle is not None
-    office.keeper.received("r0.1", done(handle.save, handle.durable.result(20), asked))
+    office.keeper.received("r0.1", done(handle.save, handle.durable.result(20), asked, steps_left))
     while step not in [fields["step"] for fields in office.said("checkpoint_saved")]:
         await asyncio.sleep(0)
     engine.settle(handle.save, len(office.said("checkpoint_saved")))
@@ -303,6 +303,24 @@ def test_who_leaves_goes_with_all_others_that_the_save_was_made_for(tmp_path: Pa
             office.coordinator.change = None
             await published(office, engine, 5, asked=office.number())
         assert went == [m.Departing(members=("r0.1", "r1.1"))]
+        engine.close()
+        await office.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("message", [m.Leaving(member="r0.1"), m.Stop(epoch=1, reason="", exit_code=143)])
+def test_who_was_asked_to_leave_and_has_made_the_last_step_ends_with_the_run(tmp_path: Path, message: Any) -> None:
+    """Struck from outside beside a coordinator that had just died: all 400 steps were made and saved, and the run ended
+    as stopped before the last one. A stop of the run goes on all the same."""
+
+    async def scene() -> None:
+        office, went = Office(tmp_path), list[Any]()
+        await office.installed(1, "r0.1")
+        engine = CheckpointEngine(str(office.place), run="mine")
+        assert office.keeper.before(message, went.append)
+        await published(office, engine, 400, asked=office.number(), steps_left=0)
+        assert went == ([] if isinstance(message, m.Leaving) else [message])
         engine.close()
         await office.close()
 

@@ -235,7 +235,7 @@ def test_a_stop_goes_on_with_the_last_save_that_an_earlier_coordinator_asked_for
         gone = list[float]()
         assert office.keeper.before(m.Stop(reason="terminated"), lambda _: gone.append(office.now_s()))
         assert office.number() > 7
-        office.keeper._held.saved(asked)
+        office.keeper._held.saved(asked, last=False)
         await asyncio.sleep(60.0)
         assert gone == [pytest.approx(at_s)]
         await office.close()

@@ -20,8 +20,9 @@ LATE_S = 0.1  # from a commit to its line in the log, where the machine is busy
 _NEAR_S = 2.5  # from what an event tells of to the event: heartbeats of the fleet, and a busy machine
 _LOOKED_S = 0.3  # from a death from inside to the look that found it
 _BEAT_S = 1.0  # between two signs of life of a coordinator, where the machine is busy
-_STILL_S, _STILL = 0.15, 4.0  # beyond both, in steps, training stood still where somebody had been struck
-_SELDOM, _BEYOND = 0.95, 1.5  # where one step of twenty takes as long anyway, it is the machine that is busy
+_STILL_S, _STILL = 0.25, 4.0  # beyond both, in steps, training stood still where somebody had been struck: on few cores
+# the start of a coordinator, or of a replica, takes one from a step
+_SELDOM, _BEYOND = 0.95, 1.5  # where one step of twenty, or those around it, take as long, the machine is busy
 _LONG_S, _LONG = 1.0, 10.0  # and whatever had happened
 
 
@@ -58,10 +59,9 @@ def fallen_back(
     apart_s, found = record.started_s - record.unix_s, dict[int, tuple[float, bool]]()
     gone = [e.at_s for e in events if isinstance(e, ev.FleetGone)]
     exits = {e.replica: e.at_s for e in events if isinstance(e, ev.ReplicaExited)}
-    for event in events:
-        if not isinstance(event, ev.Recovery) or not event.lost_steps or event.replica not in exits:
-            continue
-        died_s = exits[event.replica]
+    told = [e for e in events if isinstance(e, ev.Recovery) and e.lost_steps and e.replica in exits]
+    for event in told:  # one view may mend several: who was still to bring the state back may have died as well
+        died_s = min(exits[each.replica] for each in told if each.view == event.view)
         if not any(died_s <= at_s <= event.at_s for at_s in gone):  # else a checkpoint was loaded
             since_s = died_s + apart_s
             after = [commit.step for commit in commits if commit.at_s > since_s]
@@ -117,8 +117,9 @@ def _untold(
     took_s = sorted(end_s - begin_s for begin_s, end_s in gaps)  # of each step, whoever is first
     usual_s = statistics.median(took_s or [0.0])
     seldom_s = took_s[int(_SELDOM * len(took_s))] if took_s else 0.0
-    for begin_s, end_s in gaps:
-        long_s = end_s - begin_s
+    for index, (begin_s, end_s) in enumerate(gaps):
+        long_s, near = end_s - begin_s, [*gaps[max(0, index - 2) : index], *gaps[index + 1 : index + 3]]
+        near_s = statistics.median([end - begin for begin, end in near] or [0.0])
         covered_s = sum(max(0.0, min(at_s, end_s) - max(at_s - s, begin_s)) for at_s, s in told)
         if covered_s >= long_s / 2 or any(abs(at_s - end_s) < _NEAR_S and s >= long_s / 2 for at_s, s in told):
             continue
@@ -127,7 +128,8 @@ def _untold(
             if any(begin_s - _LOOKED_S <= s <= min(end_s, at_s) for s in hit.get(name, ()))
         ]  # fmt: skip
         held_s = sum(max(0.0, min(until_s, end_s) - max(since_s, begin_s)) for since_s, until_s in held)
-        if names and long_s - held_s > max(_STILL_S, _STILL * usual_s + LATE_S, _BEYOND * seldom_s):
+        still_s = max(_STILL_S, _STILL * usual_s + LATE_S, _BEYOND * seldom_s, _BEYOND * near_s)
+        if names and long_s - held_s > still_s:
             yield "why: downtime", f"0 s after {', '.join(names)}, where nothing was committed for {long_s:.3f} s"
         elif long_s > max(_LONG_S, _LONG * usual_s):
             yield "why: downtime", f"no word of {long_s:.3f} s without a commit, until {end_s:.1f} s"

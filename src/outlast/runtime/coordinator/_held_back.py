@@ -127,9 +127,12 @@ class HeldBack:
         """Why the newest save was asked for; "" once one that answers it has been."""
         return self._requests.reason
 
-    def saved(self, number: int) -> None:
-        """A save was published, which answers the request of this number and all before it."""
+    def saved(self, number: int, last: bool) -> None:
+        """A save was published, which answers the request of this number and all before it. `last`: no step follows;
+        who was asked to go ends with the run, which has come to its end."""
         self._requests.answered(number)
+        if last:
+            self._after = [held for held in self._after if isinstance(held[1], m.Stop)]
         if self._after and self._coordinator.change is not None and self._leavers.nobody_stays:
             # A view is being made, in which a step more is committed before anybody hears of the stop.
             self._requests.ask("every replica was asked to leave")

@@ -35,8 +35,8 @@ class SaveWishes(Protocol):
     def reason(self) -> str:
         """Why the newest save was asked for; "" once one that answers it has been."""
 
-    def saved(self, number: int) -> None:
-        """A save was published, which answers the request of this number and all before it."""
+    def saved(self, number: int, last: bool) -> None:
+        """A save was published, which answers the request of this number and all before it. `last`: no step follows."""
 
     def abandoned(self, step: int, cause: str) -> None:
         """The save of this step came to nothing."""
@@ -231,7 +231,7 @@ class SaveCommits:
             return
         if self._journal.held:
             archive.tidy(action.generation, self._commit.protected)
-        self._wishes.saved(answers)
+        self._wishes.saved(*answers)
 
     def _abandon(self, action: cm.Abandon) -> None:
         self._dead[action.save] = action.reason

@@ -53,9 +53,10 @@ class SaveStory:
         """Note what a writer's part has cost, until its save is told of."""
         self._promises[message.save][message.report.writer] = message
 
-    def saved(self, save: SaveId, generation: int, url: str, reason: str) -> int | None:
+    def saved(self, save: SaveId, generation: int, url: str, reason: str) -> tuple[int, bool] | None:
         """Tell that a save is published; `reason`: why, where its writers do not say. Return the newest request that
-        it answers, 0 if none; None where it was told before."""
+        it answers, 0 if none, and whether its writers had made the loop's last step when their parts were there; None
+        where it was told before."""
         costs = list(self._promises.pop(save, {}).values())
         if (save.view, save.step) in self._saved:
             return None
@@ -74,7 +75,7 @@ class SaveStory:
             reason=next((c.reason for c in costs if c.reason), reason),
             url=url,
         )
-        return max((c.asked for c in costs), default=0)
+        return max((c.asked for c in costs), default=0), bool(costs) and not any(c.steps_left for c in costs)
 
     def failed(self, save: SaveId, cause: str, reason: str, url: str) -> None:
         """Tell that a save came to nothing, unless an earlier coordinator has."""

@@ -178,9 +178,14 @@ class LinkHalf:
         return True
 
     def leave(self) -> list[m.ToCoordinator]:
-        """I was asked to go (SIGTERM)."""
+        """I was asked to go (SIGTERM). After the last step that is what I do anyway."""
         self.leaving = True
-        return [m.Leaving(member=self.me)]
+        return [] if self._ends else [m.Leaving(member=self.me)]
+
+    @property
+    def _ends(self) -> bool:
+        """Whether I have made the last step in this view, and only its closing barrier is left."""
+        return self.until is not None and self.committed >= self.until and self.formed and not self.done
 
     def rejoin(self) -> list[m.ToCoordinator]:
         """A joiner's stream broke or has a gap: ask to be served again."""
@@ -222,7 +227,7 @@ class LinkHalf:
             committed=self.committed,
             state=self.state,
             done=self.done,
-            leaving=self.leaving,
+            leaving=self.leaving and not self._ends,
             serve=self.serve_id,
             facts=facts,
             address=address,
