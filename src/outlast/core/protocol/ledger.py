@@ -80,9 +80,8 @@ class Ledger:
 
     def take(self, time: StepTime, now_s: float) -> list[tuple[float, float]]:
         """Count the step if it is news, and those that waited for it: (the commit before it, by whoever made that one
-        first, its commit) of each. The
-        same step told by another member began before the commit that is counted; a step done anew after a loss began
-        after all of them."""
+        first, its commit) of each. The same step told by another member began before the commit that is counted; a step
+        done anew after a loss began after all of them."""
         began_s, made_s = self._newest
         if time.step == self.committed - 1 and time.took_s and began_s < time.end_s < made_s:
             self._newest = began_s, time.end_s  # its teller was not the first to make it, but to tell it
