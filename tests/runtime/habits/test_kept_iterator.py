@@ -57,7 +57,7 @@ def run(tmp_path: Path, how: str, then: str, *launch: str, **environ: str) -> tu
 
 
 @pytest.mark.parametrize("how", ["variable", pytest.param("bar", marks=pytest.mark.campaign)])
-@pytest.mark.parametrize("outlast", ["on", pytest.param("off", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("outlast", ["on", "off"])
 def test_an_early_stop_is_saved(how: str, outlast: str, tmp_path: Path) -> None:
     code, err, saved = run(tmp_path, how, "ends", OUTLAST=outlast)
     assert (code, err) == (0, "")
