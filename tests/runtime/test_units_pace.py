@@ -85,9 +85,9 @@ def test_steps_that_stay_slow_become_the_usual(pace: Pace, clock: Clock) -> None
     assert told[-1].stalled_s == 0.0
 
 
-def next_step_of(pace: Pace, clock: Clock, step: int, took_s: float) -> StepTime:
+def next_step_of(pace: Pace, clock: Clock, step: int, took_s: float, members: int = 3) -> StepTime:
     clock.now_s += took_s
-    pace.committed(step, 3)
+    pace.committed(step, members)
     return pace.steps()[0]
 
 
@@ -271,7 +271,7 @@ def changed(pace: Pace, clock: Clock, step: int, took_s: float, members: int, ag
 def test_what_a_step_takes_is_known_for_each_number_of_members(pace: Pace, clock: Clock) -> None:
     """A joiner holds nobody up for longer than the change takes, though steps had just become three times as long."""
     changed(pace, clock, 5, 0.305, 1, 2 / 3)
-    alone = [next_of(pace, clock, step, 0.3, 1) for step in (6, 7)]
+    alone = [next_step_of(pace, clock, step, 0.3, 1) for step in (6, 7)]
     assert [time.outage_s + time.stalled_s for time in alone] == [0.0, 0.0]
     joined = changed(pace, clock, 8, 0.31, 2)
     assert joined.outage_s == pytest.approx(0.01)
@@ -289,10 +289,4 @@ def test_one_that_is_left_of_eight_is_not_held_up_by_its_work(clock: Clock) -> N
         clock.now_s += 10.0
         pace.committed(step, 8)
     changed(pace, clock, 5, 85.0, 1, 7 / 8)
-    assert [next_of(pace, clock, step, 80.0, 1).stalled_s for step in range(6, 10)] == [0.0] * 4
-
-
-def next_of(pace: Pace, clock: Clock, step: int, took_s: float, members: int) -> StepTime:
-    clock.now_s += took_s
-    pace.committed(step, members)
-    return pace.steps()[-1]
+    assert [next_step_of(pace, clock, step, 80.0, 1).stalled_s for step in range(6, 10)] == [0.0] * 4

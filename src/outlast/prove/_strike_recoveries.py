@@ -20,9 +20,11 @@ LATE_S = 0.1  # from a commit to its line in the log, where the machine is busy
 _NEAR_S = 2.5  # from what an event tells of to the event: heartbeats of the fleet, and a busy machine
 _LOOKED_S = 0.3  # from a death from inside to the look that found it
 _BEAT_S = 1.0  # between two signs of life of a coordinator, where the machine is busy
-_STILL_S, _STILL = 0.25, 4.0  # beyond both, in steps, training stood still where somebody had been struck: on few cores
-# the start of a coordinator, or of a replica, takes one from a step
-_SELDOM, _BEYOND = 0.95, 1.5  # where one step of twenty, or those around it, take as long, the machine is busy
+_STILL_S, _STILL = 0.15, 4.0  # beyond both, in steps, training stood still where somebody had been struck
+_SELDOM, _BEYOND = (
+    0.95,
+    1.5,
+)  # one step of twenty far from strikes, or those just before, take as long
 _LONG_S, _LONG = 1.0, 10.0  # and whatever had happened
 
 
@@ -114,12 +116,13 @@ def _untold(
     calm = {e.replica: e.at_s - record.unix_s for e in events if isinstance(e, ev.Recovery) and not e.downtime_s}
     hit, gaps = struck_at(record, events), list(_gaps(record, commits, events))
     held = [(each.at_s, each.continued_s) for each in record.done if each.role == "replica" and each.continued_s]
-    took_s = sorted(end_s - begin_s for begin_s, end_s in gaps)  # of each step, whoever is first
-    usual_s = statistics.median(took_s or [0.0])
+    usual_s = statistics.median([end_s - begin_s for begin_s, end_s in gaps] or [0.0])  # of a step, whoever is first
+    apart = [(a, b) for a, b in gaps if not any(a - _NEAR_S < done.at_s < b for done in record.done)]
+    took_s = sorted(end_s - begin_s for begin_s, end_s in apart)  # of each step that no strike was near
     seldom_s = took_s[int(_SELDOM * len(took_s))] if took_s else 0.0
     for index, (begin_s, end_s) in enumerate(gaps):
-        long_s, near = end_s - begin_s, [*gaps[max(0, index - 2) : index], *gaps[index + 1 : index + 3]]
-        near_s = statistics.median([end - begin for begin, end in near] or [0.0])
+        long_s = end_s - begin_s
+        near_s = statistics.median([end - begin for begin, end in gaps[max(0, index - 2) : index]] or [0.0])
         covered_s = sum(max(0.0, min(at_s, end_s) - max(at_s - s, begin_s)) for at_s, s in told)
         if covered_s >= long_s / 2 or any(abs(at_s - end_s) < _NEAR_S and s >= long_s / 2 for at_s, s in told):
             continue
