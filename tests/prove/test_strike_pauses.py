@@ -12,6 +12,7 @@ from outlast.core import events as ev
 from outlast.prove._commit_log import Commit
 from outlast.prove._strike_numbers import number_findings
 from outlast.prove.strike_plan import MICROBATCHES, STEPS
+from outlast.prove.striker import Life
 
 
 def lost_fleet(*told: ev.AnyEvent) -> list[ev.AnyEvent]:
@@ -77,6 +78,24 @@ def test_a_step_that_takes_as_long_as_those_just_before_it_is_no_standstill() ->
         of = starting(slow_s)
         done = [msgspec.structs.replace(hit(), at_s=of[2].at_s - 1000.0 + 0.02)]
         assert ("why: downtime" not in found(seen(calm, commits=of, done=done))) == right
+
+
+def test_time_in_which_who_trains_is_ready_and_has_no_processor_is_no_standstill() -> None:
+    """As a coordinator starts on a machine of two processors, say. It counts of who trained before and after alone: who
+    joins may wait for a processor, and the others for it."""
+    calm = recovered(downtime_s=0.0, microbatches_recomputed=0)
+    until_s = commits()[359].at_s - 1000.0
+
+    def told(who: str, queued_s: float) -> bool:
+        of = seen(calm, commits=commits(still_s=0.3))
+        looks = [(until_s - 0.025, 1.0), (until_s + 0.025, 1.0), (until_s + 0.325, 1.0 + queued_s)]
+        life = Life(name=who, pid=1, first_s=1.0, last_s=19.0, queued=looks)
+        record = msgspec.structs.replace(of.record, lives=[life])
+        checks = number_findings(of.fleet, record, of.commits, of.events, MICROBATCHES)
+        return "why: downtime" in {check for check, _ in checks}
+
+    cases = [("r1.1", 0.0), ("r1.1", 0.05), ("r1.1", 0.28), ("r0.1", 0.28), ("r0.2", 0.28)]
+    assert [told(*case) for case in cases] == [True, True, False, True, True]
 
 
 def test_who_died_before_it_had_brought_the_state_back_has_lost_no_steps_a_second_time() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ from outlast.cli import main
 from outlast.core import events as ev
 from outlast.prove._commit_log import Commit, CommitLog, StepWriter
 from outlast.prove._patience import Patience
-from outlast.prove._process_tree import Running, left_behind, processes, queued_s, send, state_of
+from outlast.prove._process_tree import (
+    Running,
+    first_queued_s,
+    left_behind,
+    processes,
+    processor_s,
+    queued_s,
+    send,
+    state_of,
+)
 from outlast.prove._strike_numbers import _lost_steps, number_findings
 from outlast.prove.strike_findings import Undisturbed, Watched, judge
 from outlast.prove.strike_plan import ROLES, STEPS, StruckFleet, fleet_of
@@ -303,7 +313,27 @@ def test_who_works_or_waits_for_a_processor_does_not_hang_yet() -> None:
     assert given == [30.0, 120.0, 1920.0, 480.0, 30.0]
     mine = Running(pid=os.getpid(), name="r0.1", born="")
     assert queued_s(mine) >= 0.0
-    assert queued_s(msgspec.structs.replace(mine, pid=2**22 + 1)) == 0.0
+    gone = msgspec.structs.replace(mine, pid=2**22 + 1)
+    assert queued_s(gone) == first_queued_s(gone) == 0.0
+
+
+def test_two_that_want_one_processor_wait_for_it() -> None:
+    wants = "import os\nos.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nprint(flush=True)\nwhile True: pass"
+    both = [subprocess.Popen([sys.executable, "-c", wants], stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for process in both:
+            assert process.stdout is not None
+            process.stdout.readline()
+        one = Running(pid=both[0].pid, name="", born=Path(f"/proc/{both[0].pid}/stat").read_text().split()[21])
+        before_s, used_s = first_queued_s(one), processor_s(one)
+        while processor_s(one) < used_s + 0.2:
+            with pytest.raises(subprocess.TimeoutExpired):
+                both[0].wait(0.01)
+        assert first_queued_s(one) > before_s + 0.05
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Running", "end_of", "left_behind", "of_run", "output_of", "processes", "processor_s", "send", "state_of"]
+__all__ = [
+    "Running", "end_of", "first_queued_s", "left_behind", "of_run", "output_of", "processes", "processor_s", "queued_s",
+    "send", "state_of",
+]  # fmt: skip
 
 _RANK = re.compile(r"(r\d+\.\d+)(?:\.rank(\d+))?")
 _PROC = Path("/proc")
@@ -84,8 +87,19 @@ def queued_s(seen: Running) -> float:
     found = 0.0
     with contextlib.suppress(OSError):
         for thread in (_PROC / str(seen.pid) / "task").iterdir():
-            found += int((thread / "schedstat").read_text().split()[1]) / 1e9
+            found += _queued_s(thread)
     return found
+
+
+def first_queued_s(seen: Running) -> float:
+    """The same of the thread alone that it began with: in a replica, the one that trains."""
+    with contextlib.suppress(OSError):
+        return _queued_s(_PROC / str(seen.pid))
+    return 0.0
+
+
+def _queued_s(thread: Path) -> float:
+    return int((thread / "schedstat").read_text().split()[1]) / 1e9
 
 
 def send(seen: Running, number: signal.Signals) -> bool:

@@ -3,6 +3,7 @@ noticed, how much was computed again. Pure."""
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import statistics
@@ -132,10 +133,30 @@ def _untold(
         ]  # fmt: skip
         held_s = sum(max(0.0, min(until_s, end_s) - max(since_s, begin_s)) for since_s, until_s in held)
         still_s = max(_STILL_S, _STILL * usual_s + LATE_S, _BEYOND * seldom_s, _BEYOND * near_s)
-        if names and long_s - held_s > still_s:
+        if names and long_s - held_s > still_s + _queued_s(record, commits, begin_s, end_s):
             yield "why: downtime", f"0 s after {', '.join(names)}, where nothing was committed for {long_s:.3f} s"
         elif long_s > max(_LONG_S, _LONG * usual_s):
             yield "why: downtime", f"no word of {long_s:.3f} s without a commit, until {end_s:.1f} s"
+
+
+def _queued_s(record: StrikeRecord, commits: Sequence[Commit], begin_s: float, end_s: float) -> float:
+    """How long, of that time, one of those who trained before and after it was ready to train and had no processor: on
+    a machine that starts other processes meanwhile a step takes longer, and nothing stands still."""
+    before, after = (
+        {commit.who for commit in commits if (commit.at_s - record.started_s - at_s) * sign >= 0.0}
+        for at_s, sign in ((begin_s, -1), (end_s, 1))
+    )
+    waits = [life.queued for life in record.lives if life.name in before & after and life.queued]
+    return max([0.0, *(_between(seen, end_s) - _between(seen, begin_s) for seen in waits)])
+
+
+def _between(seen: Sequence[tuple[float, float]], at_s: float) -> float:
+    """What was seen to grow, at that moment: evenly from look to look."""
+    index = bisect.bisect_left(seen, (at_s, 0.0))
+    if index in (0, len(seen)):
+        return seen[max(0, index - 1)][1]
+    (since_s, low), (until_s, high) = seen[index - 1], seen[index]
+    return low + (high - low) * (at_s - since_s) / (until_s - since_s)
 
 
 def _gaps(

@@ -26,7 +26,16 @@ from outlast.prove._command_answers import decoded, printed, words
 from outlast.prove._commit_log import CommitLog
 from outlast.prove._drive import Driven
 from outlast.prove._patience import Patience
-from outlast.prove._process_tree import Running, end_of, launcher_of, left_behind, processes, send, state_of
+from outlast.prove._process_tree import (
+    Running,
+    end_of,
+    first_queued_s,
+    launcher_of,
+    left_behind,
+    processes,
+    send,
+    state_of,
+)
 from outlast.prove._strangers import Stranger
 from outlast.prove._strike_acts import Surrounding, carry_out
 from outlast.prove.strike_plan import EVERY, MICROBATCHES, MOST_COORDINATORS, ROWS, STEPS, Role, Strike, StruckFleet
@@ -59,12 +68,14 @@ class StrikeDone(msgspec.Struct, kw_only=True):
 
 
 class Life(msgspec.Struct, kw_only=True):
-    """A process as it was seen from outside."""
+    """A process as it was seen from outside. `queued`: at each look at a replica (when, how long until then it had been
+    ready to train, and had no processor)."""
 
     name: str
     pid: int
     first_s: float
     last_s: float
+    queued: list[tuple[float, float]] = []
 
 
 class StatusSample(msgspec.Struct, kw_only=True):
@@ -197,6 +208,8 @@ class Striker:
                 life = Life(name=seen.name, pid=seen.pid, first_s=now, last_s=now)
                 self._lives[seen.pid, seen.born] = life
             life.name, life.last_s = seen.name, now  # a replica is forked from a nursery, and looks like one at first
+            if seen.is_rank and not seen.place:
+                life.queued.append((self._now(), first_queued_s(seen)))
         self.log.read()
         driven.poll()
 
