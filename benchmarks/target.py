@@ -5,8 +5,8 @@
 
 Fleets of four configurations, each struck by two classes of failure at drawn times: one replica killed, and all at
 once; a mixture is a pair of rates. What a fault costs is learnt from the fleets that ran just before and just after, of
-the same configuration; from that and from how often a fleet was struck its useful time and its losses are predicted,
-and held beside what its journal says. A machine that others use changes from minute to minute: neighbours see the same
+the same configuration; from that and from when a fleet was struck its useful time and its losses are predicted, and
+held beside what its journal says. A machine that others use changes from minute to minute: neighbours see the same
 of it. With --dir the same command goes on where it was stopped. Flips and lies are not injected here.
 """
 
@@ -97,9 +97,8 @@ def _strike(name: str, events: list[Any], rng: random.Random) -> int:
 def _foreseen(shape: _Shape, fleet: _Ran, costs: Any) -> dict[str, float]:
     """What a fleet's journal says, beside what others' costs predict for one that is struck as often."""
     from outlast.observe import accounting
-    from outlast.plan import simulate
     from outlast.plan._compiled import replace_job
-    from outlast.plan.fleet_costs import fleet_job
+    from outlast.plan.fleet_costs import fleet_job, struck_fleet
 
     _, replicas, settings = shape
     account = accounting(fleet.events)
@@ -109,7 +108,9 @@ def _foreseen(shape: _Shape, fleet: _Ran, costs: Any) -> dict[str, float]:
     job = fleet_job(costs, strikes, replicas=replicas, wall_s=wall_s, min_s=_MIN_SAVE_S, lying=lying)
     if f"checkpoint_every = {_EVERY}" in settings:
         job = replace_job(job, interval="fixed", interval_s=_EVERY * job.step_s)
-    found = simulate(job, 400, seed=1)
+    first = next(event for event in fleet.events if isinstance(event, ev.ProgressMade))
+    begin_s = first.committed_at_s - math.fsum(first.seconds.values())
+    found = struck_fleet(job, [(max(0.0, at_s - begin_s), name) for at_s, name, _ in fleet.strikes], 400, seed=1)
     ettr = found.ettr()
     return {
         "wall_s": wall_s, "useful_s": account.productive_s, "faults": strikes.total(),

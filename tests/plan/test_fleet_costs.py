@@ -10,7 +10,7 @@ from outlast.core import events as ev
 from outlast.errors import ConfigError
 from outlast.plan import FailureClass, Job, Tier, simulate
 from outlast.plan._compiled import replace_job
-from outlast.plan.fleet_costs import FleetCosts, fleet_costs, fleet_job
+from outlast.plan.fleet_costs import FleetCosts, fleet_costs, fleet_job, struck_fleet
 
 COSTS = FleetCosts(
     stall_s=0.4, empty_s=4.0, usual_empty_s=3.5, restart_s=3.0, regrow_s=0.5, write_s=0.03, lag_s=0.2, step_s=0.3,
@@ -109,6 +109,25 @@ def test_a_fleet_is_predicted_from_costs_and_strikes() -> None:
     )
     assert struck.ettr().mean < calm.ettr().mean < 1
     assert struck.rollbacks.mean() == pytest.approx(20.0, rel=0.2)
+
+
+def test_a_fleet_that_is_struck_at_known_moments_differs_by_its_costs_alone() -> None:
+    """One of three dies at 10 s and all do at 21.3 s: by hand, with a save each 2 s of training and no cost of one."""
+    costs = FleetCosts(
+        stall_s=0.5, empty_s=3.0, usual_empty_s=3.0, restart_s=4.0, regrow_s=1.0, write_s=0.0, lag_s=0.0, step_s=0.1,
+        outlasted=9, lost=9,
+    )  # fmt: skip
+    strikes = [(10.0, "one"), (21.3, "all")]
+    job = fleet_job(costs, {"one": 1.0, "all": 1.0}, replicas=3, wall_s=60.0, min_s=0.5)
+    found = struck_fleet(replace_job(job, interval="fixed", interval_s=2.0), strikes, 50, seed=1)
+    assert set(found.rollbacks.tolist()) == {1}
+    work, recovery, degraded = (found.breakdown()[name] * 60.0 for name in ("productive", "recovery", "degraded"))
+    assert recovery == pytest.approx(0.5 + 5.0)
+    assert degraded == pytest.approx(2.5 / 3, abs=0.01)
+    assert found.breakdown()["lost"] * 60.0 == pytest.approx(0.8, abs=0.01), "saves at 20 s of training"
+    assert work == pytest.approx(60.0 - recovery - degraded - 0.8, abs=0.02)
+    with pytest.raises(ValueError, match="not in"):
+        struck_fleet(job, [(1.0, "none of these")], 5, seed=1)
 
 
 def test_a_rule_that_must_withstand_a_liar_waits_and_is_short_of_nobody() -> None:

@@ -16,7 +16,7 @@ from outlast.core.reliability import LogNormal
 
 from ._model import FailureClass
 
-__all__ = ["Floats", "Ints", "Renewals", "Replayed", "LossSource"]
+__all__ = ["Floats", "Foretold", "Ints", "Renewals", "Replayed", "LossSource"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -103,3 +103,15 @@ class Replayed:
 
     def repair_s(self, rows: Ints, kinds: Ints) -> Floats:
         return self._repairs[self._last[rows]]
+
+
+class Foretold(Replayed):
+    """A recorded history of which it is not known for how long machines are away: that is drawn by `law`, anew in each
+    replication."""
+
+    def __init__(self, times_s: Floats, kinds: Ints, law: LossSource, size: int) -> None:
+        super().__init__(times_s, kinds, np.zeros(len(times_s)), size)
+        self._law = law
+
+    def repair_s(self, rows: Ints, kinds: Ints) -> Floats:
+        return self._law.repair_s(rows, kinds)

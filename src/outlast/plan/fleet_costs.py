@@ -6,17 +6,23 @@ down to the fault that they follow: so the model and the measurement speak of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+import numpy as np
 
 from outlast.core import events as ev
 from outlast.core.policy import AdmissionPolicy, most_rows_per_host
 from outlast.errors import ConfigError
 
+from ._compiled import Compiled
 from ._model import FailureClass, Job, Tier
+from ._outcome import Outcome
+from ._simulate import simulate
+from ._source import Foretold, LossSource, Renewals
 
-__all__ = ["FleetCosts", "fleet_costs", "fleet_job"]
+__all__ = ["FleetCosts", "fleet_costs", "fleet_job", "struck_fleet"]
 
 _PLANNED = frozenset({"finished", "left"})
 _LEAST_S = 1e-3
@@ -157,6 +163,19 @@ def fleet_job(
         days=wall_s / 86_400, endless=True, tiers=(near,), interval="adaptive", checkpoint_min_s=min_s,
         mask_stall_s=costs.stall_s, reshape_s=0.0, min_share=1 / replicas, step_s=costs.step_s,
     )  # fmt: skip
+
+
+def struck_fleet(job: Job, strikes: Sequence[tuple[float, str]], replications: int, seed: int) -> Outcome:
+    """A fleet of `fleet_job` that is struck just then, (seconds from its first step, class): only costs are drawn, so
+    that what is predicted differs from what is seen by no luck of when faults came."""
+    names = [item.name for item in job.classes]
+    times_s = np.array([at_s for at_s, _ in strikes])
+    kinds = np.array([names.index(name) for _, name in strikes], dtype=np.intp)
+
+    def source(model: Compiled, size: int, rng: np.random.Generator) -> LossSource:
+        return Foretold(times_s, kinds, Renewals(model.classes, model.mean_s, size, rng), size)
+
+    return simulate(job, replications, seed, source=source)
 
 
 def _admitted(replicas: int, lying: int) -> bool:
