@@ -286,6 +286,12 @@ import os, signal, socket, sys
 sock = socket.socket(fileno=int(os.environ["OUTLAST_NURSERY_FD"]))
 if os.environ["MODE"] == "never":
     sys.exit(1)
+if os.environ["MODE"] == "half":
+    between = os.fork()
+    if between == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    os.waitpid(between, os.WUNTRACED)
+    open(os.environ["BETWEEN"], "w").write(str(between))
 if os.environ["MODE"] != "loads":
     sock.send(b"ready")
 request, *_ = socket.recv_fds(sock, 1000, 3)
@@ -332,6 +338,21 @@ def test_one_that_is_stuck_is_left_for_another(tmp_path: Path, monkeypatch: pyte
     heard(made)
     assert made.pid > 0
     assert not made.loading
+    made.close()
+
+
+def test_who_was_stopped_before_it_was_a_rank_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its first line nothing ends it with who forked it."""
+    monkeypatch.setattr(_nursery, "_FORK_S", 0.1)
+    monkeypatch.setenv("BETWEEN", str(tmp_path / "between"))
+    made = preloading("half", tmp_path, monkeypatch)
+    heard(made)
+    stopped = os.pidfd_open(int((tmp_path / "between").read_text()))
+    assert made.start({}, tmp_path / "log", 0) is None
+    _wait_for(stopped)
+    os.close(stopped)
     made.close()
 
 

@@ -16,7 +16,7 @@ from outlast.core.reliability import LogNormal
 
 from ._model import FailureClass
 
-__all__ = ["Floats", "Foretold", "Ints", "Renewals", "Replayed", "LossSource"]
+__all__ = ["Floats", "Ints", "Renewals", "Replayed", "ReplayedTimes", "LossSource"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -105,7 +105,7 @@ class Replayed:
         return self._repairs[self._last[rows]]
 
 
-class Foretold(Replayed):
+class ReplayedTimes(Replayed):
     """A recorded history of which it is not known for how long machines are away: that is drawn by `law`, anew in each
     replication."""
 

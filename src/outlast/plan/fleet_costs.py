@@ -20,7 +20,7 @@ from ._compiled import Compiled
 from ._model import FailureClass, Job, Tier
 from ._outcome import Outcome
 from ._simulate import simulate
-from ._source import Foretold, LossSource, Renewals
+from ._source import LossSource, Renewals, ReplayedTimes
 
 __all__ = ["FleetCosts", "fleet_costs", "fleet_job", "struck_fleet"]
 
@@ -173,7 +173,7 @@ def struck_fleet(job: Job, strikes: Sequence[tuple[float, str]], replications: i
     kinds = np.array([names.index(name) for _, name in strikes], dtype=np.intp)
 
     def source(model: Compiled, size: int, rng: np.random.Generator) -> LossSource:
-        return Foretold(times_s, kinds, Renewals(model.classes, model.mean_s, size, rng), size)
+        return ReplayedTimes(times_s, kinds, Renewals(model.classes, model.mean_s, size, rng), size)
 
     return simulate(job, replications, seed, source=source)
 

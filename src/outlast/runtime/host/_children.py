@@ -15,11 +15,15 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from outlast.runtime.host.silence import kernel_state
 
 __all__ = ["Child", "Exit", "start"]
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
+_BEGIN_S = 0.25  # for a child to become its program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,26 @@ class Child:
         return os.waitstatus_to_exitcode(status)
 
 
+class _Begun(subprocess.Popen[bytes]):
+    """A child that has become its program. Until then the parent waits for it and does nothing else, so one that is
+    stopped on the way is continued, as often as it is stopped: nobody else could. `options`: as of `Popen`."""
+
+    pid = 0
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        before = signal.signal(signal.SIGALRM, self._look)
+        signal.setitimer(signal.ITIMER_REAL, _BEGIN_S, _BEGIN_S)
+        try:
+            super().__init__(command, **options)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+
+    def _look(self, *_: object) -> None:
+        if self.pid and kernel_state(self.pid) == ("T", False):
+            os.kill(self.pid, signal.SIGCONT)
+
+
 def start(
     command: Sequence[str],
     *,
@@ -93,7 +117,7 @@ def start(
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(log.open("ab")) if log is not None else None
         try:
-            process = subprocess.Popen(
+            process = _Begun(
                 list(command),
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,

@@ -89,8 +89,11 @@ class Nursery:
         self._child.send(signal.SIGCONT)
 
     def close(self) -> None:
-        """End it; ranks live on. Who cannot be ended, since a disk holds it, is not waited for."""
+        """End it, with what it has forked that is no rank yet (such a one may be stopped); ranks live on. Who cannot be
+        ended, since a disk holds it, is not waited for."""
         self._sock.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._child.send(signal.SIGKILL)
         poll = select.poll()
         poll.register(self._child.fd, select.POLLIN)
