@@ -63,8 +63,9 @@ class Sequences(nn.Module):
         return found
 
 
-def sequences_of(mesh: Any) -> tuple[nn.Module, list[nn.Module]]:
-    """Between the products each rank has its part of the sequence: norms and dropout work on that."""
+def sequences_of(mesh: Any, forgotten: bool) -> tuple[nn.Module, list[nn.Module]]:
+    """Between the products each rank has its part of the sequence: norms and dropout work on that; `forgotten`: and
+    nobody adds up the gradients of the blocks' norms."""
     whole, part = Replicate(), Shard(1)
     model = Sequences()
     outside: dict[str, Any] = {
@@ -76,17 +77,19 @@ def sequences_of(mesh: Any) -> tuple[nn.Module, list[nn.Module]]:
         "norm": SequenceParallel(use_local_output=True), "up": ColwiseParallel(input_layouts=part),
         "down": RowwiseParallel(output_layouts=part), "drop": SequenceParallel(use_local_output=True),
     }  # fmt: skip
+    if forgotten:
+        del inside["norm"]
     parallelize_module(model, mesh, outside)
     for block in model.blocks:
         parallelize_module(block, mesh, inside)
     return model, list(model.blocks)
 
 
-def model_of(run: Any, shard: int, tp: int, sequence: bool) -> nn.Module:
+def model_of(run: Any, shard: int, tp: int, sequence: bool, forgotten: bool) -> nn.Module:
     torch.manual_seed(3)
     mesh = run.mesh(shard=shard, tp=tp)
     if sequence:
-        model, blocks = sequences_of(mesh["tp"])
+        model, blocks = sequences_of(mesh["tp"], forgotten)
     else:
         model = nn.Sequential(Block(), Block(), nn.Linear(24, 3))
         blocks = list(model)[:2]
@@ -105,10 +108,11 @@ def main() -> None:
     parser.add_argument("--shard", type=int, default=1)
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--sequence", action="store_true")
+    parser.add_argument("--forgotten", action="store_true")
     parser.add_argument("--rule", type=json.loads, default={})
     args = parser.parse_args()
     run = outlast.join()
-    model = model_of(run, args.shard, args.tp, args.sequence)
+    model = model_of(run, args.shard, args.tp, args.sequence, args.forgotten)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     training = run.protect(
         model, optimizer, data(), seed=11, bucket_mb=0.02, clip_norm=0.5,

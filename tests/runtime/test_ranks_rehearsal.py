@@ -17,6 +17,7 @@ from outlast.core import events as ev
 
 pytestmark = [pytest.mark.process, pytest.mark.campaign]
 SCRIPT = Path(__file__).with_name("sharded_rehearsed.py")
+PARALLEL = Path(__file__).with_name("tensor_parallel.py")
 PAIR = Path(__file__).with_name("shard_rehearsals.py")
 HONEST = ["adamw", "foreach", "each", "momentum", "muon", "normed"]
 
@@ -93,6 +94,20 @@ def test_an_average_of_shards_that_nobody_registered_ends_the_run(
     assert f"[LOOP] the loop {said}" in told, run.logs()
     assert "that is not registered: a replica that joins would not have it" in told
     assert run.driven.step <= 4
+
+
+@pytest.mark.parametrize(("replicas", "shard"), [(1, 1), (2, 1), (2, 2)])
+def test_a_norm_that_is_given_a_part_of_the_sequence_and_is_left_whole_ends_the_run(
+    fleet: Callable[..., Any], replicas: int, shard: int
+) -> None:
+    """Its ranks trained it apart in silence, each replica alike. That one with SequenceParallel is not named is seen in
+    all fleets of `test_ranks_tensor_parallel.py`."""
+    script = [PARALLEL, "--sequence", "--forgotten", "--shard", str(shard)]
+    run = fleet(replicas=replicas, ranks=2 * shard, steps=40, script=script, max_restarts=3)
+    told = told_by(run)
+    assert '[LOOP] blocks.0.norm.weight and 3 more: whole on each rank along "tp", and since step 0 not' in told
+    assert "SequenceParallel()" in told
+    assert run.driven.step <= 3
 
 
 def test_an_average_of_shards_that_is_registered_goes_on_with_who_joins(fleet: Callable[..., Any]) -> None:

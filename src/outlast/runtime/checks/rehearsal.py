@@ -7,7 +7,7 @@ optimizer state, where memory has room for one; else on the parameters themselve
 the host's memory or a file. Hooks of optimizers are the script's own and would run twice, so with them, or with an
 optimizer that cannot be copied, the second question is not asked. What the loop keeps beside the state is the matter
 of `unseen_averages.py`. Where a replica is several ranks each tries it on what it holds; an optimizer may gather what
-the others hold, so all try a step, or none does.
+the others hold, so all try a step, or none does; what each holds whole is the matter of `whole_parameters.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.checks._laid_aside import LaidAside, shared, tensors_in
 from outlast.runtime.checks.ranks_together import AloneRank, is_of_ranks
+from outlast.runtime.checks.whole_parameters import WholeParameters
 from outlast.runtime.training.free_memory import free_bytes
 from outlast.runtime.training.state import State
 from outlast.tensors import fingerprint, is_shard, local
@@ -45,7 +46,7 @@ class Rehearsal:
     ) -> None:
         self._state, self._chosen, self._ranks = state, chosen, ranks or AloneRank()
         self._folder = folder or Path(tempfile.gettempdir())
-        self._left = _STEPS
+        self._whole, self._left = WholeParameters(state), _STEPS
         self._before: dict[str, int] = {}
         self._expected: dict[int, int] = {}  # fingerprints of parameters, by their place
         self._twins = self._made(apart=False)  # the optimizers as the script made them, of its own parameters
@@ -84,7 +85,10 @@ class Rehearsal:
     # --- what an optimizer keeps to itself -----------------------------------------------------------------------
     def replay(self) -> None:
         """Before the optimizers' step, with the gradients in place: the same step from what a joiner would have."""
-        if self._left >= _STEPS or not self._chosen():
+        if not self._chosen():
+            return
+        self._whole.before()
+        if self._left >= _STEPS:
             return
         copies = bool(self._apart) and self._fits()
         aside = self._lay_aside() if self._twins and not copies else None
@@ -142,7 +146,9 @@ class Rehearsal:
         self._expected = {place: _print(twins.get(id(param), param)) for place, param in mine}
 
     def compare(self, step: int) -> None:
-        """After the optimizers' step. Raises LoopUnrepeatable, naming the first tensor that came out differently."""
+        """After the optimizers' step. Raises LoopUnrepeatable, naming the first tensor that came out differently, or
+        that ranks of this replica hold whole and have trained apart."""
+        self._whole.after(step)
         expected, self._expected = self._expected, {}
         for place, was in expected.items():
             if _print(self._state.params[place]) != was:
