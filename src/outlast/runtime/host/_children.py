@@ -86,11 +86,11 @@ class _Begun(subprocess.Popen[bytes]):
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         before = signal.signal(signal.SIGALRM, self._look)
-        signal.setitimer(signal.ITIMER_REAL, _BEGIN_S, _BEGIN_S)
+        left = signal.setitimer(signal.ITIMER_REAL, _BEGIN_S, _BEGIN_S)
         try:
             super().__init__(command, **options)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.setitimer(signal.ITIMER_REAL, *left)
             signal.signal(signal.SIGALRM, before)
 
     def _look(self, *_: object) -> None:
