@@ -7,7 +7,7 @@ import pytest
 from outlast.core.protocol import Coordinator, Member, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.disputes import AuditFinding
-from outlast.core.protocol.fleet.reports import ReportedFault
+from outlast.core.protocol.fleet.reports import Loss, ReportedFault
 from outlast.core.protocol.fleet.roster import slot_of
 from outlast.errors import ProtocolViolation
 
@@ -216,6 +216,30 @@ def test_steps_of_a_member_whose_end_an_earlier_coordinator_told_are_lost_with_i
     c.handle(13.0, formed)
     (mended,) = [record for _, record in c.reports.mended]
     assert (mended["lost_steps"], mended["downtime_s"]) == (9, pytest.approx(4.0))
+
+
+def test_what_a_view_mended_is_told_by_who_takes_over_after_it_had_formed() -> None:
+    """Its members had said so to the one that died: the run went on from a checkpoint, and a loss of 7 steps was told
+    as none, without a downtime. What they say of steps may come all at once."""
+    view = View(id=ViewId(1, 3), members=("r0.2",), start=True)
+    record = m.FleetRecord(view=view, incarnations={"r0": 2}, placement={"r0.2": "a", "r1.1": "a"}, formed=True)
+    dead = ReportedFault("signal", "r0.1", "agent", 9.0, 0.0, step=132)
+    spare = ReportedFault("signal", "r1.0", "agent", 13.1, 0.0, of_view=False, step=0)
+    for lost in (True, False):
+        c = Coordinator(Settings(num_replicas=1, max_restarts=5), 2, record)
+        c.reports.recall([dead, spare], Loss(9.0, None, 7) if lost else None)
+        left_at_s = 0.0 if lost else 9.1
+        formed = m.Formed(member="r0.2", view=view.id, step=125, left_at_s=left_at_s, formed_at_s=13.0)
+        c.handle(14.0, m.AgentHello(agent="a", pid=1, members=("r0.2", "r1.1")))
+        actions = c.handle(14.0, hello("r0.2", view=view, formed=True, state="member", committed=300, told=formed))
+        for step in range(300):
+            c.reports.committed(13.2 + 0.01 * (step - 1) if step else 8.9, 13.2 + 0.01 * step)
+        actions += c.handle(14.1, m.Resumed())
+        told = [a.fields for a in actions if isinstance(a, m.JournalEntry) and a.kind == "recovery"]
+        rows = {fields["replica"]: fields for fields in told}
+        assert rows["r0.1"]["downtime_s"] == pytest.approx(4.3)
+        assert (rows["r0.1"]["lost_steps"], rows["r0.1"]["step"]) == (7 * lost, 125)
+        assert rows["r1.0"]["downtime_s"] == 0.0
 
 
 def test_no_order_is_given_in_a_view_of_an_earlier_epoch() -> None:

@@ -195,6 +195,23 @@ def test_a_run_that_is_silent_for_too_long_is_stalled(story: Any) -> None:
     assert status([*events, *story.finished], now_s=story.start_s + 1e4).state == "finished"
 
 
+def test_a_step_that_is_told_before_the_time_of_those_in_front_of_it_is_as_old_as_its_news(story: Any) -> None:
+    """It was shown with the time of a step of before."""
+    told = ev.ProgressMade(
+        at_s=story.start_s + 4.4, view=[1, 1], stable=27, losses=[(26, 3.0)], step_s=0.1, first=20, committed=21,
+        committed_at_s=story.start_s + 4.1,
+    )  # fmt: skip
+    made_s, back_s = told.at_s - 0.01, told.at_s + 8.9
+    counted = msgspec.structs.replace(told, at_s=told.at_s + 0.5, first=21, committed=27, committed_at_s=made_s)
+    late = msgspec.structs.replace(counted, at_s=told.at_s + 0.3, committed=25, committed_at_s=made_s - 0.2)
+    again = msgspec.structs.replace(late, stable=22, committed=22, at_s=back_s + 0.1, committed_at_s=back_s)
+    seen = [*story.started, *story.training]
+    for event, step_at_s in ((told, told.at_s), (late, told.at_s), (counted, made_s), (again, back_s)):
+        seen.append(event)
+        state = status(seen, now_s=event.at_s + 0.1)
+        assert (state.step, state.step_at_s) == (27, step_at_s)
+
+
 def test_a_script_that_goes_on_after_its_loop_is_not_stalled(story: Any) -> None:
     done = msgspec.structs.replace(story.training[-1], until=20)
     state = status([*story.started, *story.training[:-1], done], held=True, now_s=story.start_s + 99.0)

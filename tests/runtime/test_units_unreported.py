@@ -16,6 +16,9 @@ from outlast.journal import Journal
 from outlast.runtime.coordinator._recalled import unreported
 
 APART_S = 1000.0
+INSTALLED = ev.ViewInstalled(
+    at_s=1000.9, epoch=1, n=1, members=["r0.1", "r0.2"], cause="start", planned=False, num_microbatches=8
+)
 FORMED = ev.ViewFormed(at_s=1001.0, epoch=1, n=1, step=0, roll_call_s=0.0)
 DEAD = ev.ReplicaExited(at_s=1010.0, replica="r0.1", cause="signal", detail="SIGSEGV", noticed_by="agent", step=10)
 LOST = ev.FleetGone(at_s=1010.1, step=10, detail="r0.1: signal")
@@ -52,7 +55,7 @@ def test_steps_lost_with_the_fleet_are_told_whoever_is_there_when_it_is_back(
     tmp_path: Path, story: list[Any], lost_steps: int
 ) -> None:
     with Journal.create(tmp_path) as journal:
-        for event in story:
+        for event in (INSTALLED, *story):
             journal.append(event)
         journal.flush(10.0)
         found = unreported(journal, APART_S)

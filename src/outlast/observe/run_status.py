@@ -223,10 +223,12 @@ class StatusFold:
 
     def _take_progress(self, event: ev.ProgressMade) -> None:
         self._progress = event
-        known = max(event.stable, event.committed)
-        self._step = max(known, self._step if self._step is not None else known)
-        if event.committed >= 0:
+        known, before = max(event.stable, event.committed), self._step if self._step is not None else -1
+        if 0 <= event.committed == known:
             self._step_at_s = event.committed_at_s
+        elif known > before:
+            self._step_at_s = event.at_s  # it is told, and when it was made will be with that of those before it
+        self._step = max(known, before)
         self._without_loss = 0 if event.losses else self._without_loss + 1
         if event.losses:
             self._loss = event.losses[-1][1]

@@ -70,6 +70,7 @@ class Hello(Wire, frozen=True, kw_only=True, tag=True):
     address: str = ""  # where donors reach me
     store: str = ""  # my c10d store
     device: str = ""  # what I train on, for people
+    told: Formed | None = None  # what I said when my view had formed: whoever it was said to may not live
 
 
 class Left(Wire, frozen=True, kw_only=True, tag=True):
@@ -127,8 +128,7 @@ class Done(Wire, frozen=True, kw_only=True, tag=True):
 
 class Failed(Wire, frozen=True, kw_only=True, tag=True):
     """User code raised; I exit after this, and act in no view any more. `alike`: what, and at which line; two replicas
-    that say the same in one step met one bug, whichever microbatch each was at. `final`: found once, it is so on every
-    replica."""
+    that say the same in one step met one bug, at whichever microbatches. `final`: found once, it is so on each."""
 
     member: str
     step: int

@@ -7,7 +7,7 @@ optimizer state, where memory has room for one; else on the parameters themselve
 the host's memory or a file. Hooks of optimizers are the script's own and would run twice, so with them, or with an
 optimizer that cannot be copied, the second question is not asked. What the loop keeps beside the state is the matter
 of `unseen_averages.py`. Where a replica is several ranks each tries it on what it holds; an optimizer may gather what
-the others hold, so all try a step, or none does; what each holds whole is the matter of `whole_parameters.py`.
+the others hold, so all try a step, or none does; what each holds whole is the matter of `_whole_parameters.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.checks._laid_aside import LaidAside, shared, tensors_in
 from outlast.runtime.checks.ranks_together import AloneRank, is_of_ranks
-from outlast.runtime.checks.whole_parameters import WholeParameters
+from outlast.runtime.checks._whole_parameters import WholeParameters
 from outlast.runtime.training.free_memory import free_bytes
 from outlast.runtime.training.state import State
 from outlast.tensors import fingerprint, is_shard, local

@@ -5,6 +5,8 @@ Decides nothing: it reads, and the pure machine makes of it what follows.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outlast.core import events
 from outlast.core.protocol import Coordinator
 from outlast.core.protocol.fleet.recalled_alarms import ALARM_EVENTS
@@ -23,14 +25,16 @@ def take_over(coordinator: Coordinator, journal: Journal, apart_s: float) -> Non
 def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], Loss | None]:
     """Return the deaths that nobody reported as recovered from, and the loss of the fleet.
     `apart_s`: Unix time less monotonic time."""
-    kinds = (events.ReplicaExited, events.Recovery, events.FleetGone, events.ViewFormed)
+    kinds = (events.ReplicaExited, events.Recovery, events.FleetGone, events.ViewFormed, events.ViewInstalled)
     story = [entry.event for entry in journal.events(kinds=kinds)]
     told = {e.replica for e in story if isinstance(e, events.Recovery)}
-    faults = [
-        ReportedFault(e.cause, e.replica, e.noticed_by, e.at_s - apart_s, 0.0, e.detail, step=e.step)
-        for e in story
-        if isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished")
-    ]
+    faults, view = list[ReportedFault](), list[str]()
+    for e in story:
+        if isinstance(e, events.ViewInstalled):
+            view = e.members
+        elif isinstance(e, events.ReplicaExited) and e.replica not in told and e.cause not in ("left", "finished"):
+            known = ReportedFault(e.cause, e.replica, e.noticed_by, e.at_s - apart_s, 0.0, e.detail, step=e.step)
+            faults.append(replace(known, of_view=e.replica in view))
     # What is told of lost steps is of all that had gone wrong until its view; one of an earlier view may be told later.
     told_of = max((e.view for e in story if isinstance(e, events.Recovery) and e.cause != "coordinator"), default=[])
     loss: Loss | None = None

@@ -174,7 +174,7 @@ class Forming(MemberSeat):
             dead = [name for name in self.last_plan.leaves if name not in view.members]
             lost = {leaf for name in dead for leaf in self.last_plan.leaves[name]}
             recomputed = len(lost.intersection(leaf for part in plan.orphans.values() for leaf in part))
-        formed = m.Formed(
+        formed = self._told = m.Formed(
             member=self.env.me,
             view=view.id,
             step=plan.step,

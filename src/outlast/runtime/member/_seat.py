@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import msgspec
+
 from outlast.core.phases import Phase
 from outlast.core.protocol import (
     Member,
@@ -94,6 +96,7 @@ class MemberSeat:
         self.memories: dict[str, Memory] = {}
         self.donor = Donor(env, engine, self.member, self.enter, self.siblings.tell)
         self._left_at_s = 0.0
+        self._told: m.Formed | None = None  # what the coordinator was told of the newest view that formed
         self.last_plan: StepPlan | None = None
         self._entries: list[RollEntry] = []
         self.comparison: Comparison | None = None  # of states, in a view's first step
@@ -180,7 +183,8 @@ class MemberSeat:
     def _hello(self) -> m.Hello:
         facts = self.facts | self._files
         address = lanes_address([self.listener.address, *self.siblings.addresses])
-        return self.member.hello(self.env.agent, facts, address, self.env.store, self.device)
+        hello = self.member.hello(self.env.agent, facts, address, self.env.store, self.device)
+        return msgspec.structs.replace(hello, told=self._told if self.member.formed else None)
 
     def _beat(self, again: bool = False) -> Heartbeat:
         with self.lock:

@@ -18,6 +18,8 @@ def member(c: FleetState, peer: Peer, hello: m.Hello) -> None:
     if at is not None and hello.left:
         peer.left = max(peer.left or at, at)
     if at is not None and hello.formed:
+        if hello.told is not None and hello.told.view == at == c.latest():
+            c.reports.formed[peer.name] = hello.told
         note_formed(c, peer, at)
         if hello.done:
             c.done.setdefault(at, set()).add(peer.name)

@@ -15,7 +15,7 @@ from outlast.core.protocol.types import ViewId
 
 __all__ = ["AuditKey", "Loss", "ReportedFault", "Reports"]
 
-_KEPT = 64  # commits: their news may come before the last word of the view's forming
+_KEPT = 4096  # commits: their news may come before the last word of the view's forming, and many at once
 
 AuditKey = tuple[int, int, int, str, str]
 """(step, microbatch or -1, bucket or -1, culprit, kind) of an audit's finding."""

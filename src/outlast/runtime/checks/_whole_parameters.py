@@ -22,8 +22,8 @@ _DIMENSION = "tp"
 
 
 class WholeParameters:
-    """Of `state`; nothing is done where no parameter is spread along "tp". Every rank must call what is here, at the
-    same places of the same steps."""
+    """Compares what the ranks along "tp" hold whole of `state`; where no parameter is spread along it, nothing. Every
+    rank must call what is here, at the same places of the same steps."""
 
     def __init__(self, state: State) -> None:
         self._state = state
