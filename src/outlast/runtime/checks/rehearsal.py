@@ -24,8 +24,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from outlast.errors import LoopUnrepeatable
 from outlast.runtime.checks._laid_aside import LaidAside, shared, tensors_in
-from outlast.runtime.checks.ranks_together import AloneRank, is_of_ranks
 from outlast.runtime.checks._whole_parameters import WholeParameters
+from outlast.runtime.checks.ranks_together import AloneRank, is_of_ranks
 from outlast.runtime.training.free_memory import free_bytes
 from outlast.runtime.training.state import State
 from outlast.tensors import fingerprint, is_shard, local
