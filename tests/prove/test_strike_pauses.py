@@ -115,3 +115,13 @@ def test_who_died_before_it_had_brought_the_state_back_has_lost_no_steps_a_secon
         record = msgspec.structs.replace(of.record, why=of.record.why | {"lost_steps": lost, "gone_steps": 0})
         names = {check for check, _ in number_findings(of.fleet, record, of.commits, of.events, MICROBATCHES)}
         assert ("why: lost steps" not in names) == right, (lost, names)
+
+
+def test_who_was_killed_as_it_was_forked_was_struck_as_the_process_that_forks() -> None:
+    """Its agent was stopped meanwhile, and it was never told as started. Who is killed as the run finishes is told by
+    nobody."""
+    early = ev.ReplicaExited(at_s=114.0, replica="r1.9", cause="signal", detail="SIGKILL", noticed_by="agent")
+    told = recovered(replica="r1.9", downtime_s=0.0, microbatches_recomputed=0, at_s=114.0, detect_s=0.0)
+    for name, right in (("nursery of a0", True), ("a0", False)):
+        done = [msgspec.structs.replace(hit(name), at_s=13.9, role="nursery" if right else "agent"), hit()]
+        assert ("journal: blame" not in found(seen(early, told, recovered(), done=done))) == right

@@ -137,6 +137,25 @@ def test_a_wait_for_others_is_no_work_however_few_steps_were_made(made: int, clo
     assert told.stalled_s == pytest.approx(0.0)
 
 
+def test_a_wait_before_a_view_is_left_is_no_work_of_the_third_step_either(clock: Clock) -> None:
+    """A member was stopped there: 0.55 s without a commit were told as a downtime, and counted as work."""
+    pace = Pace(Progress(Region(Progress.SIZE)), clock)
+    pace.formed(0.0, 0.0)
+    for step, took_s in enumerate((0.09, 0.05)):
+        clock.now_s += took_s
+        pace.committed(step, 3)
+    pace.steps()
+    clock.now_s += 0.52
+    left_at_s = clock.now_s
+    clock.now_s += 0.03
+    pace.formed(left_at_s, 0.0)
+    clock.now_s += 0.05
+    pace.committed(2, 3)
+    (told,) = pace.steps()
+    assert told.seconds()["productive"] == pytest.approx(0.05)
+    assert told.outage_s == pytest.approx(0.55)
+
+
 def test_views_that_come_and_go_in_one_step_are_all_outages(clock: Clock) -> None:
     pace = Pace(Progress(Region(Progress.SIZE)), clock)
     pace.formed(0.0, 0.0)

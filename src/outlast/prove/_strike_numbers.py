@@ -95,9 +95,10 @@ def _deaths(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[tup
     told |= {replica for e in events if isinstance(e, ev.AgentLost) for replica in e.replicas}
     told |= {e.agent for e in events if isinstance(e, ev.AgentLost)}
     lives = {(life.name, life.pid): life for life in record.lives}
+    over_s = min([record.ended_s, *(e.at_s - record.unix_s for e in events if isinstance(e, ev.RunFinished))])
     for done in record.done:
         life = lives.get((done.name, done.pid))
-        if done.kind not in _FATAL or life is None or life.last_s > record.ended_s - _SETTLED_S:
+        if done.kind not in _FATAL or life is None or life.last_s > over_s - _SETTLED_S:
             continue
         if done.name not in told and (done.role in ("replica", "spare", "rank") or done.name in known):
             yield "journal: deaths", f"{done.name} died by {done.kind} at {done.at_s:.2f} s, and no event tells of it"

@@ -46,7 +46,11 @@ def struck_at(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> dict[str, 
     for event in events:
         if isinstance(event, ev.AgentStarted) and event.host in found:
             found.setdefault(event.agent, []).extend(found[event.host])
-    for event in events:  # who is forked just now dies with the process that forks it
+    known = {e.replica for e in events if isinstance(e, ev.ReplicaStarted)}
+    nurseries = {done.name for done in record.done if done.role == "nursery"}
+    for event in events:  # who is forked just now dies with the process that forks it, and is known as that until then
+        if isinstance(event, ev.ReplicaExited) and event.replica not in known:
+            found.setdefault(event.replica, []).extend(at_s for name in nurseries for at_s in found[name])
         if isinstance(event, ev.ReplicaStarted):
             for name in (event.agent, f"nursery of {event.agent}"):
                 if name in found:

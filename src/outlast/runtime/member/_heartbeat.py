@@ -114,7 +114,9 @@ class Pace:
 
     def _around_change(self, rest_s: float, members: int, without_s: float, redone: float) -> tuple[float, ...]:
         """(the step's own time, of the outage, of what was computed again), of a step with a change of view in it."""
-        usual_s = self._usual.seconds if self._usual.known else max(0.0, rest_s - without_s)
+        usual_s, seen_s = self._usual.seconds, max(0.0, rest_s - without_s)
+        if not self._usual.known and (not usual_s or seen_s <= self._usual.limit_s):
+            usual_s = seen_s
         all_s = usual_s * max(1.0, self._usual.members / members)  # as long as who is left takes for the work of all
         if self._usual.known:
             all_s = max(usual_s, self._usual.expected_s(members))
