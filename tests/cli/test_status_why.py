@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from outlast.cli import main
@@ -38,8 +40,9 @@ def outlast(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, s
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
+    since_s = time.time() - EVENTS[-1].at_s  # a step of long ago would be one of a run that is stalled
     with Journal.create(tmp_path / "runs" / "one") as journal:
-        journal.append_many(EVENTS)
+        journal.append_many([msgspec.structs.replace(event, at_s=event.at_s + since_s) for event in EVENTS])
     return tmp_path / "runs" / "one"
 
 
