@@ -52,13 +52,13 @@ class WholeParameters:
         rows = list(zip(self._state.names, self._state.params, strict=True))
         group = next((_mesh(param).get_group(_DIMENSION) for _, param in rows if _is_cut(param)), None)
         whole = {name: local(param.detach()) for name, param in rows if not _is_cut(param)}
-        if group is None or not whole:
+        if group is None:
             return []
         values = [fingerprint(tensor.cpu()) for tensor in whole.values()]
-        device = next(iter(whole.values())).device
-        if not all(_same([len(values), xxhash.xxh3_64_intdigest("\n".join(whole).encode())], group, device)):
+        named = [len(values), xxhash.xxh3_64_intdigest("\n".join(whole).encode())]
+        if not all(_same(named, group)) or not values:  # where ranks hold others, nothing is compared
             return []
-        return [name for name, alike in zip(whole, _same(values, group, device), strict=True) if alike]
+        return [name for name, alike in zip(whole, _same(values, group), strict=True) if alike]
 
 
 def _mesh(param: Tensor) -> Any:
@@ -69,11 +69,11 @@ def _is_cut(param: Tensor) -> bool:
     return _DIMENSION in (getattr(_mesh(param), "mesh_dim_names", None) or ())
 
 
-def _same(values: list[int], group: Any, device: torch.device) -> list[bool]:
+def _same(values: list[int], group: Any) -> list[bool]:
     """Whether each of these, of 64 bits, is the same on all ranks of the group."""
     from torch import distributed as dist
 
-    least = torch.tensor([value - (1 << 63) for value in values], device=device)
+    least = torch.tensor([value - (1 << 63) for value in values])
     most = least.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN, group)
     dist.all_reduce(most, dist.ReduceOp.MAX, group)
