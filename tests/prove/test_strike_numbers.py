@@ -157,6 +157,24 @@ def test_a_coordinator_was_silent_for_no_longer_than_since_it_was_struck() -> No
         assert found(seen(recovered(), gone, done=done)) == (set() if right else {"why: detection"})
 
 
+def test_who_takes_over_tells_of_all_coordinators_since_the_one_that_lived_to_tell() -> None:
+    """One was stopped, and its successor killed as it started: the first was silent for longer than the second lived."""
+    started = [ev.CoordinatorStarted(at_s=at_s, epoch=n, pid=n, takeover=n > 1) for n, at_s in ((1, 100.4), (3, 121.0))]
+    strikes = [(20.0, 3, "SIGSTOP"), (21.2, 4, "SIGSEGV")]
+    done = [msgspec.structs.replace(hit(), at_s=STRUCK_S)]
+    done += [
+        StrikeDone(at_s=at_s, kind=kind, role="coordinator", pid=pid, name="coordinator", state="S")
+        for at_s, pid, kind in strikes
+    ]
+    for detect_s, right in ((1.9, True), (9.0, False)):
+        gone = recovered(
+            at_s=121.5, cause="coordinator", replica="coordinator", detect_s=detect_s, downtime_s=0.0,
+            microbatches_recomputed=0, step=0, view=[2, 3],
+        )  # fmt: skip
+        told = [recovered(), *started, gone, msgspec.structs.replace(gone, detect_s=0.2)]
+        assert ("why: detection" not in found(seen(*told, done=done))) == right
+
+
 def test_nobody_is_told_to_have_died_before_it_was_struck() -> None:
     late = [msgspec.structs.replace(hit(), at_s=STRUCK_S + 2.0)]
     assert found(seen(recovered(), done=late)) == {"journal: blame"}

@@ -156,6 +156,28 @@ def test_a_wait_before_a_view_is_left_is_no_work_of_the_third_step_either(clock:
     assert told.outage_s == pytest.approx(0.55)
 
 
+def test_who_is_stopped_in_its_second_step_did_not_work_all_the_while(clock: Clock) -> None:
+    """It had come by joining, was the only one that was left, and was stopped for 2 s. The next steps are as before;
+    where all are slow from then on that is what is usual."""
+    pace = Pace(Progress(Region(Progress.SIZE)), clock)
+    pace.formed(0.0, 0.0)
+    pace.replayed()
+    clock.now_s += 0.05
+    pace.committed(313, 1)
+    for step, took_s in enumerate((0.013, 2.06, 0.016, 0.3)):
+        clock.now_s += took_s
+        pace.committed(314 + step, 1)
+    _, first, held, after, slow = pace.steps()
+    assert (first.stalled_s, after.stalled_s) == (0.0, 0.0)
+    assert held.seconds()["productive"] == pytest.approx(0.013)
+    assert held.stalled_s == pytest.approx(2.047)
+    assert slow.stalled_s == pytest.approx(0.3 - 0.03, abs=0.02)
+    for step in range(40):
+        clock.now_s += 0.3
+        pace.committed(400 + step, 1)
+    assert pace.steps()[-1].stalled_s == 0.0
+
+
 def test_views_that_come_and_go_in_one_step_are_all_outages(clock: Clock) -> None:
     pace = Pace(Progress(Region(Progress.SIZE)), clock)
     pace.formed(0.0, 0.0)

@@ -196,16 +196,20 @@ def _detection(
             until_s = min(told_s, views.get((event.view[0], event.view[1]), told_s))
         sign_s = signs.get(event.replica, 0.0)
         if event.cause == "coordinator":
-            sign_s = _coordinator_s(record, told_s)
+            sign_s = _coordinator_s(record, events, told_s)
         most_s = until_s - sign_s + max(LATE_S, SHARE * event.detect_s)
         if not 0.0 <= event.detect_s <= most_s:
             yield "why: detection", f"{event.replica} noticed after {event.detect_s:.3f} s, where {most_s:.3f} s passed"
 
 
-def _coordinator_s(record: StrikeRecord, until_s: float) -> float:
-    """The last sign of life that the coordinator gave which was replaced then: short before it was struck first."""
+def _coordinator_s(record: StrikeRecord, events: Sequence[ev.AnyEvent], until_s: float) -> float:
+    """The last sign of life that the coordinator gave which was replaced then: short before it was struck first. Who
+    tells of it tells of all since the one that it knows of."""
+    starts = [e.at_s for e in events if isinstance(e, ev.CoordinatorStarted) and e.at_s <= until_s + record.unix_s]
+    since_s = starts[-2] - record.unix_s if len(starts) > 1 else math.inf
     hits = [done for done in record.done if done.role == "coordinator" and done.at_s <= until_s]
-    return min((done.at_s for done in hits if done.pid == hits[-1].pid), default=_BEAT_S) - _BEAT_S
+    pids = {done.pid for done in hits if done.at_s >= since_s} or {done.pid for done in hits[-1:]}
+    return min((done.at_s for done in hits if done.pid in pids), default=_BEAT_S) - _BEAT_S
 
 
 def _recomputed(events: Sequence[ev.AnyEvent], microbatches: int) -> Iterator[tuple[str, str]]:

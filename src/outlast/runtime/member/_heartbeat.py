@@ -89,8 +89,8 @@ class Pace:
         untold = self._change is None and self._join == "made" and members > 1 and not self._usual.known
         if self._change is not None:
             own_s, outage_s, redone_s = self._around_change(rest_s, members, *self._change[:2])
-        elif self._usual.known:
-            own_s = rest_s if rest_s <= self._usual.limit_s else self._usual.seconds
+        elif rest_s > self._usual.surely_s:
+            own_s = self._usual.seconds
         time_ = StepTime(
             step=step,
             end_s=now,

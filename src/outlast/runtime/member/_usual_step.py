@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 __all__ = ["UsualStep"]
 
 _FEW = 3  # steps after which it is known how long they usually take
 _USUAL = 3.0  # times the usual, and
 _SLACK_S = 0.1  # so much: what a step takes beyond both is no step's work
+_OF_FEW, _SLACK_OF_FEW_S = 10.0, 0.5  # the same before that
 
 
 class UsualStep:
@@ -26,10 +29,17 @@ class UsualStep:
         """What takes longer is held up."""
         return _USUAL * self.seconds + _SLACK_S
 
+    @property
+    def surely_s(self) -> float:
+        """What takes longer is held up, however few steps were seen; where none was, nothing is known."""
+        of_few_s = _OF_FEW * self.seconds + _SLACK_OF_FEW_S if self.seconds else math.inf
+        return self.limit_s if self.known else of_few_s
+
     def learn(self, seconds: float, members: int) -> None:
         """One that took far too long teaches little, many of them what is usual now."""
+        held_up = self.known or seconds > self.surely_s
         self._count += 1
-        seconds = min(seconds, self.limit_s) if self._count > _FEW else seconds
+        seconds = min(seconds, self.limit_s) if held_up else seconds
         self.seconds = 0.8 * self.seconds + 0.2 * seconds if self.seconds else seconds
         self._known[members], self.members = self.seconds, members
 
