@@ -158,7 +158,7 @@ def test_a_coordinator_was_silent_for_no_longer_than_since_it_was_struck() -> No
 
 
 def test_who_takes_over_tells_of_all_coordinators_since_the_one_that_lived_to_tell() -> None:
-    """One was stopped, and its successor killed as it started: the first was silent for longer than the second lived."""
+    """One was stopped, and its successor killed as it started: the first was silent for longer than that one lived."""
     started = [ev.CoordinatorStarted(at_s=at_s, epoch=n, pid=n, takeover=n > 1) for n, at_s in ((1, 100.4), (3, 121.0))]
     strikes = [(20.0, 3, "SIGSTOP"), (21.2, 4, "SIGSEGV")]
     done = [msgspec.structs.replace(hit(), at_s=STRUCK_S)]
