@@ -96,6 +96,7 @@ def _strike(name: str, events: list[Any], rng: random.Random) -> int:
 
 def _foreseen(shape: _Shape, fleet: _Ran, costs: Any) -> dict[str, float]:
     """What a fleet's journal says, beside what others' costs predict for one that is struck as often."""
+    from outlast.errors import ConfigError
     from outlast.observe import accounting
     from outlast.plan._compiled import replace_job
     from outlast.plan.fleet_costs import fleet_job, struck_fleet
@@ -108,7 +109,9 @@ def _foreseen(shape: _Shape, fleet: _Ran, costs: Any) -> dict[str, float]:
     job = fleet_job(costs, strikes, replicas=replicas, wall_s=wall_s, min_s=_MIN_SAVE_S, lying=lying)
     if f"checkpoint_every = {_EVERY}" in settings:
         job = replace_job(job, interval="fixed", interval_s=_EVERY * job.step_s)
-    first = next(event for event in fleet.events if isinstance(event, ev.ProgressMade))
+    first = next((event for event in fleet.events if isinstance(event, ev.ProgressMade) and event.seconds), None)
+    if first is None:
+        raise ConfigError("this fleet made no step", remedy="strike it less often, or for longer")
     begin_s = first.committed_at_s - math.fsum(first.seconds.values())
     found = struck_fleet(job, [(max(0.0, at_s - begin_s), name) for at_s, name, _ in fleet.strikes], 400, seed=1)
     ettr = found.ettr()

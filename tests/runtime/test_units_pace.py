@@ -47,6 +47,14 @@ def next_step(pace: Pace, clock: Clock, took_s: float, members: int = 3, held_s:
     return told
 
 
+def change_view(pace: Pace, clock: Clock, after_s: float, without_s: float) -> None:
+    """The view is left, and the next one has formed after a time without one."""
+    clock.now_s += after_s
+    left_at_s = clock.now_s
+    clock.now_s += without_s
+    pace.formed(left_at_s, 0.0)
+
+
 def test_a_usual_step_is_work(pace: Pace, clock: Clock) -> None:
     assert next_step(pace, clock, 0.15).seconds()["productive"] == pytest.approx(0.15)
     assert not pace.resumed
@@ -120,15 +128,9 @@ def test_a_wait_for_others_is_no_work_however_few_steps_were_made(made: int, clo
         clock.now_s += 0.1
         pace.committed(step, 3)
     pace.steps()
-    clock.now_s += 0.05
-    left_at_s = clock.now_s
-    clock.now_s += 0.2
-    pace.formed(left_at_s, 0.0)
+    change_view(pace, clock, 0.05, 0.2)
     pace.waits()
-    clock.now_s += 5.0
-    left_at_s = clock.now_s
-    clock.now_s += 0.1
-    pace.formed(left_at_s, 0.0)
+    change_view(pace, clock, 5.0, 0.1)
     clock.now_s += 0.05
     pace.committed(made, 3)
     (told,) = pace.steps()
@@ -145,10 +147,7 @@ def test_a_wait_before_a_view_is_left_is_no_work_of_the_third_step_either(clock:
         clock.now_s += took_s
         pace.committed(step, 3)
     pace.steps()
-    clock.now_s += 0.52
-    left_at_s = clock.now_s
-    clock.now_s += 0.03
-    pace.formed(left_at_s, 0.0)
+    change_view(pace, clock, 0.52, 0.03)
     clock.now_s += 0.05
     pace.committed(2, 3)
     (told,) = pace.steps()

@@ -22,10 +22,7 @@ _NEAR_S = 2.5  # from what an event tells of to the event: heartbeats of the fle
 _LOOKED_S = 0.3  # from a death from inside to the look that found it
 _BEAT_S = 1.0  # between two signs of life of a coordinator, where the machine is busy
 _STILL_S, _STILL = 0.15, 4.0  # beyond both, in steps, training stood still where somebody had been struck
-_SELDOM, _BEYOND = (
-    0.95,
-    1.5,
-)  # one step of twenty far from strikes, or those just before, take as long
+_SELDOM, _BEYOND = 0.95, 1.5  # one step of twenty far from strikes, or those just before, take as long
 _LONG_S, _LONG = 1.0, 10.0  # and whatever had happened
 
 

@@ -85,13 +85,15 @@ class _Begun(subprocess.Popen[bytes]):
     pid = 0
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
+        left = signal.setitimer(signal.ITIMER_REAL, 0.0)  # no alarm comes to a handler that it is not for
         before = signal.signal(signal.SIGALRM, self._look)
-        left = signal.setitimer(signal.ITIMER_REAL, _BEGIN_S, _BEGIN_S)
+        signal.setitimer(signal.ITIMER_REAL, _BEGIN_S, _BEGIN_S)
         try:
             super().__init__(command, **options)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, *left)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_REAL, *left)
 
     def _look(self, *_: object) -> None:
         if self.pid and kernel_state(self.pid) == ("T", False):
