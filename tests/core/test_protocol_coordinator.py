@@ -4,6 +4,7 @@ import typing
 
 import pytest
 
+from outlast.core.phases import Phase
 from outlast.core.protocol import Coordinator, Member, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.disputes import AuditFinding
@@ -407,3 +408,45 @@ def test_sums_that_are_wrong_in_several_steps_in_a_row_are_no_accident() -> None
     assert found(8) == ["persistent"]
     assert not c.roster.is_alive("r1.1")
     assert c.roster.is_alive("r2.1")
+
+
+def probed(c: Coordinator, answers: dict[tuple[str, int], tuple[str, ...]]) -> list[str]:
+    """Who is killed where r0.1 waits for r1.1, which only waits as well, and these answer to pings, by their lanes."""
+    assert c.view is not None
+    stall = m.Stalled(
+        member="r0.1", view=c.view.id, phase=int(Phase.CONNECT), missing=("r1.1",), waited_s=9.0, deadline_s=2.0
+    )
+    c.handle(1.0, stall)
+    seen = m.Examined(
+        member="r1.1",
+        state="S",
+        traced=False,
+        phase=int(Phase.CONNECT),
+        silent_s=9.0,
+        cpu_advanced=False,
+        allowed_s=2.0,
+    )
+    asked = told(c.handle(1.1, seen), m.ProbePaths)
+    assert [set(to) for to, _ in asked] == [set(c.view.members)]
+    for (name, place), reached in answers.items():
+        c.handle(1.2, m.Rows(member=name, view=c.view.id, reached=reached, place=place))
+    actions = c.handle(9.0, m.Timer(name=f"probe:{c.view.id}"))
+    return [kill.member for _, kill in told(actions, m.Kill)]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("answers", "killed"),
+    [
+        ({("r0.1", 0): ("r2.1",)}, ["r1.1"]),  # it does not even answer
+        ({("r0.1", 0): ("r2.1",), ("r1.1", 0): ("r2.1",)}, ["r1.1"]),
+        ({("r0.1", 0): ("r2.1",), ("r1.1", 0): ("r0.1", "r2.1")}, []),
+        ({("r0.1", 1): ("r2.1",)}, []),  # the other rank does something else: its agent would have said so
+        ({("r0.1", 1): ("r2.1",), ("r1.1", 1): ("r2.1",)}, ["r1.1"]),  # though their leads reach each other
+        ({("r0.1", 1): ("r2.1",), ("r1.1", 2): ("r2.1",)}, []),  # in two lanes, each of which was busy
+        ({("r0.1", 1): ("r2.1",), ("r1.1", 1): ("r0.1", "r2.1"), ("r1.1", 2): ()}, []),
+    ],
+)
+def test_a_path_is_broken_that_both_ends_miss_in_one_lane(
+    answers: dict[tuple[str, int], tuple[str, ...]], killed: list[str]
+) -> None:
+    assert probed(started(3), answers) == killed

@@ -324,3 +324,22 @@ def test_training_that_is_lost_after_its_end_begins_again_from_a_checkpoint() ->
     actions = c.handle(2.0, exited("r0.1", "signal"))
     assert [a.message.member for a in actions if isinstance(a, m.Tell) and isinstance(a.message, m.Spawn)] == ["r0.2"]
     assert c.ending is None
+
+
+@pytest.mark.parametrize(("made", "loaded"), [(0, True), (3, True), (0, False)])
+def test_a_run_of_which_no_step_was_made_begins_anew_with_whoever_is_there(made: int, loaded: bool) -> None:
+    c = fleet(2)
+    c.handle(0.0, hello("r0.1"))
+    c.handle(9.0, m.Timer(name="gather"))
+    formed(c)
+    if loaded:
+        c.handle(9.5, hello("r1.1"))
+    actions = c.handle(9.6, msgspec.structs.replace(exited("r0.1", "signal"), committed=made))
+    if made or not loaded:
+        assert (finish(actions).outcome, finish(actions).exit_code) == ("failed", 6)
+        return
+    assert not c.over
+    c.handle(10.0, m.Rejoin(member="r1.1"))
+    c.handle(20.0, m.Timer(name="gather"))
+    assert c.view is not None
+    assert c.view.members == ("r1.1",)

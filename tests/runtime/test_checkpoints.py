@@ -205,6 +205,17 @@ def test_nothing_was_saved_yet(fleet: Callable[..., Any], tmp_path: Path) -> Non
     assert run.driven.recoveries()[0].lost_steps == 2
 
 
+def test_nothing_was_made_yet(fleet: Callable[..., Any]) -> None:
+    """Who was being served begins in the place of who was to serve it: without checkpoints, too."""
+    fault = Fault(replica="r1.1", phase="connect", action="SIGKILL")
+    run = fleet(fault, replicas=2, steps=6, gates=(0,))
+    run.until("a new process was to be served", lambda: run.started("r1.2") and run.at_gates({run.pid("r0.1")}))
+    run.until("it is being served", lambda: run.served("r1.2"))
+    run.strike(run.pid("r0.1"))
+    run.gate(0, "it was gone", lambda: run.exited("r0.1"))
+    run.assert_unchanged(may_lose=True)
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize(("every", "left"), [(100, 0), (3, 6)])
 def test_who_stops_after_all_were_lost_has_done_the_steps_that_are_left(

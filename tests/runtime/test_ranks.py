@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -349,6 +350,20 @@ def test_what_loops_do_beside_goes_on_from_a_checkpoint_at_another_width(
     for found in results.values():
         for key in ("fingerprint", "average", "scale"):
             assert found[key] == want[key], f"{key}\n{again.logs()}"
+
+
+def test_a_rank_that_can_open_nothing_more_is_not_waited_for(fleet: Callable[..., Any]) -> None:
+    """Nobody can connect to it: its lead knows nothing of that, and in its own lane all reach each other."""
+    run = fleet(replicas=2, spares=1, ranks=2, steps=60, script=[SCRIPT], formation_s=10.0)
+    run.until("the spare has caught up", lambda: run.caught_up("r2.1"))
+    for rank in processes(run.driven.process.pid):
+        if rank.name == "r0.1" and rank.place:
+            resource.prlimit(rank.pid, resource.RLIMIT_NOFILE, (4, 4))
+    run.strike(run.pid("r1.1"))
+    assert run.finish() == 0, run.logs()
+    (ended,) = [e for e in run.exits() if e.replica == "r0.1"]
+    assert (ended.cause, "out of file descriptors" in ended.detail) == ("evicted", True), run.logs()
+    assert run.results()["r2.1-1"]["fingerprint"] == undisturbed(SCRIPT, 60)["fingerprint"], run.logs()
 
 
 def test_a_rank_is_killed_and_its_replica_with_it(fleet: Callable[..., Any]) -> None:

@@ -279,6 +279,18 @@ def test_a_silence_is_told_of_the_rank_that_it_is_laid_to(tmp_path: Path) -> Non
     assert {(said.state, said.place) for said in alone.calls.all(m.Examined)} == {("T", 1)}
 
 
+def test_it_is_told_of_a_rank_that_waits_to_be_connected_and_has_no_descriptor(tmp_path: Path) -> None:
+    def live(self: Alone, child: Puppet) -> None:
+        self.trains(child, phase=Phase.CONNECT if len(self.ranks) == 2 else Phase.BACKWARD)
+        self.host.full |= {child.pid}
+
+    alone = Alone(tmp_path, live, ranks=2, replicas=1)
+    alone.at(0.5, spawn())
+    alone.at(1.0, m.Examine(member="r0.1"))
+    alone.goes(2.0)
+    assert {(said.full, said.place) for said in alone.calls.all(m.Examined)} == {(True, 1)}
+
+
 @pytest.mark.parametrize(("joined_s", "least_s"), [(None, 20.0), (10.0, 30.0)])
 def test_who_is_silent_before_protect_is_examined_unasked(
     tmp_path: Path, joined_s: float | None, least_s: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import queue
 import re
 import secrets
 import socket
@@ -36,7 +37,7 @@ from outlast.runtime.joining.inflow import Inflow
 from outlast.runtime.loop import _assembly
 from outlast.runtime.loop._device_mesh import _meeting_place, mesh_of
 from outlast.runtime.member._followed_lane import FollowedLane
-from outlast.runtime.member._rank_reports import stall_of
+from outlast.runtime.member._rank_reports import path_of
 from outlast.runtime.member._sibling_lanes import SiblingLanes, what_has_come
 from outlast.runtime.member._siblings import Siblings
 from outlast.runtime.member.follower import FollowingRank
@@ -54,6 +55,7 @@ from outlast.runtime.transport.connections import PeersLost
 from outlast.runtime.transport.endpoints import lane_address, lanes_address
 from outlast.runtime.transport.rank_channel import RankPipe, call_lead, meet_ranks
 from outlast.runtime.transport.rank_check_words import LeafPrinted, LookAgain
+from outlast.runtime.transport.rank_path_words import LaneAnswers, LaneStalled, ProbeLane
 from outlast.tensors import BLOCK, Layout, grid_of
 
 SECRET = b"s" * 16
@@ -245,28 +247,45 @@ def test_a_rank_that_has_left_its_loop_is_not_waited_for_to_print_what_it_comput
         lead.printed()
 
 
-def test_a_rank_s_word_that_its_lane_waits_reaches_who_forwards_it() -> None:
-    member, told = f"r0.{secrets.token_hex(4)}", threading.Event()
+def test_words_of_a_lane_s_paths_pass_by_the_others() -> None:
+    member, answers = f"r0.{secrets.token_hex(4)}", queue.SimpleQueue[Any]()
     found: list[Any] = []
     other = threading.Thread(target=lambda: found.append(call_lead(SECRET, "ours", member, 1, 60)))
     other.start()
     (pipe,) = meet_ranks(SECRET, "ours", member, 2, 60)
     other.join(60)
-    said: list[say.LaneStalled] = []
-
-    def stalled(word: say.LaneStalled) -> None:
-        said.append(word)
-        told.set()
-
-    pipe.on_stalled = stalled
-    word = say.LaneStalled(ViewId(1, 2), int(Phase.SCATTERED), ("r1.1",), 2.0, 1.5)
-    found[0].send(word)
-    assert told.wait(60)
-    assert said == [word]
+    pipe.on_path = answers.put
+    stalled = LaneStalled(ViewId(1, 2), int(Phase.SCATTERED), ("r1.1",), 2.0, 1.5)
+    answered = LaneAnswers(ViewId(1, 2), ("r2.1",))
+    for word in (stalled, answered):
+        found[0].send(word)
+        assert answers.get(timeout=60) == word
     assert pipe.take() is None, "no answer to anything"
-    message = stall_of("r0.1", word)
+    message = path_of("r0.1", 1, stalled)
+    assert isinstance(message, m.Stalled)
     assert (message.member, message.view, message.missing) == ("r0.1", ViewId(1, 2), ("r1.1",))
+    assert path_of("r0.1", 1, answered) == m.Rows(member="r0.1", view=ViewId(1, 2), reached=("r2.1",), place=1)
+    found[0].wakes_too = os.eventfd(0)
+    pipe.send(ProbeLane(ViewId(1, 2)))
+    os.eventfd_read(found[0].wakes_too)
+    assert found[0].to_probe == ViewId(1, 2)
+    assert found[0].take() is None
+    os.close(found[0].wakes_too)
     pipe.over = found[0].over = True
+
+
+def test_a_lane_that_waits_pings_once_when_it_is_asked_to() -> None:
+    lane, pinged = object.__new__(FollowedLane), list[str]()
+    told = queue.SimpleQueue[Any]()
+    lane.mesh = cast(Any, SimpleNamespace(ping=lambda: pinged.append("all"), answered={"r2.1"}))
+    lane.pipe = cast(Any, SimpleNamespace(send=told.put, inbox=(), view_over=ViewId(1, 1), to_probe=ViewId(1, 1)))
+    view = View(id=ViewId(1, 2), members=("r0.1", "r1.1", "r2.1"))
+    assert not lane._over(view), "of the view before"
+    lane.pipe.to_probe = view.id
+    assert not lane._over(view)
+    assert told.get(timeout=60) == LaneAnswers(view.id, ("r2.1",))
+    assert not lane._over(view)
+    assert pinged == ["all"]
 
 
 def rank_at(place: int, phase: Phase, silent_s: float, allowed_s: float = math.inf) -> Rank:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +24,7 @@ from outlast.config import RunConfig, encoded
 from outlast.runtime.host import _children
 from outlast.runtime.host._heir import HeirWatch
 from outlast.runtime.host.probes import Probes
-from outlast.runtime.host.silence import cpu_s
+from outlast.runtime.host.silence import cpu_s, is_full
 from outlast.runtime.member._heartbeat import ping
 from outlast.runtime.transport.connections import Listener
 from outlast.runtime.transport.rank_channel import RankPipe
@@ -75,11 +77,20 @@ def test_an_agent_outlasts_that_there_is_no_process_for_an_heir(tmp_path: Path) 
 
 def test_a_member_that_has_no_thread_to_report_its_paths_trains_on(refuse: set[str]) -> None:
     pinged, told = list[str](), list[Any]()
-    mesh: Any = SimpleNamespace(ping=lambda: pinged.append("all"), answered=set(), view=SimpleNamespace(id=None))
-    port: Any = SimpleNamespace(env=SimpleNamespace(me="r0.1"), tell_coordinator=told.append)
+    mesh: Any = SimpleNamespace(ping=lambda: pinged.append("all"), answered=set())
     refuse.add("Thread-")
-    ping(port, mesh)
+    ping(mesh, told.append)
     assert (pinged, told) == (["all"], [])
+
+
+def test_who_can_open_nothing_more_is_seen_from_outside() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        for at_most, full in ((64, False), (3, True), (2, True)):  # it has three, and keeps what is above its limit
+            resource.prlimit(other.pid, resource.RLIMIT_NOFILE, (at_most, 64))
+            assert is_full(other.pid) is full
+        assert other.stdin is not None
+        other.stdin.close()
+    assert not is_full(other.pid), "it is gone"
 
 
 def test_a_socket_s_thread_that_does_not_begin_is_not_waited_for(stillborn: set[str]) -> None:

@@ -81,16 +81,16 @@ class Puppet(Child):
 
 class VirtualHost(HostSystem):
     """`born(puppet)` is told of each child that is started; `states`: the kernel's letter of a process that does not
-    just sleep; `used_s`: processor time, by process; `known`: those whose ends somebody waits for; `full_until_s`:
-    there is no process to be had for so long, and `refused` says when one was asked for in vain, and how many
-    descriptors this process had then."""
+    just sleep; `used_s`: processor time, by process; `full`: those without a descriptor left; `known`: those whose
+    ends somebody waits for; `full_until_s`: there is no process to be had for so long, and `refused` says when one
+    was asked for in vain, and how many descriptors this process had then."""
 
     def __init__(self, born: Callable[[Puppet], Any] = lambda _: None) -> None:
         self.born = born
         self.children: list[Puppet] = []
         self.states: dict[int, str] = {}
         self.used_s: dict[int, float] = {}
-        self.known = set[int]()
+        self.full, self.known = set[int](), set[int]()
         self.full_until_s, self.refused = 0.0, list[tuple[float, int]]()
         self._now_ns = self._began_ns = time.monotonic_ns()
         self._agenda: list[tuple[float, int, Callable[[], Any]]] = []
@@ -149,6 +149,9 @@ class VirtualHost(HostSystem):
 
     def cpu_s(self, pid: int) -> float:
         return self.used_s.get(pid, 0.0)
+
+    def is_full(self, pid: int) -> bool:
+        return pid in self.full
 
     def reap_strangers(self, known: Collection[int]) -> None:
         self.known = set(known)

@@ -54,8 +54,8 @@ class EvictionBelief:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvictionState:
     """What is known of a suspect. `kernel`: the kernel's letter for its state; `waited_s`: how long a peer has waited
-    for it; `deaf`: it waits for others, and has long failed to say so; `asked`: a peer has named it; `seated`: it is in
-    the view; `alone`: nobody else has the state."""
+    for it; `deaf`: it waits for others, and has long failed to say so; `full`: it waits to be connected, and has no
+    descriptor left; `asked`: a peer has named it; `seated`: it is in the view; `alone`: nobody else has the state."""
 
     kernel: str
     phase: Phase
@@ -64,6 +64,7 @@ class EvictionState:
     cpu_advanced: bool = False
     traced: bool = False
     deaf: bool = False
+    full: bool = False
     asked: bool = True
     seated: bool = True
     alone: bool = False
@@ -104,6 +105,8 @@ class EvictionPolicy:
         if s.deaf:
             reason = f"no sign of life for {s.silent_s:.1f} s in {s.phase.name.lower()}"
             return EvictionDecision(action="evict", reason=reason)
+        if s.full and not s.alone:
+            return EvictionDecision(action="evict", reason="out of file descriptors: its peers cannot connect to it")
         if (s.phase not in _WAITING or s.phase in _TURNS) and s.silent_s > self.outside_s:
             reason = f"silent for {s.silent_s:.1f} s {_where(s.phase)} (outside_s)"
             return EvictionDecision(action="evict", reason=reason)

@@ -103,6 +103,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
     cpu_advanced: bool  # since the previous look, or since the silence began
     allowed_s: float  # its own deadline for the phase; inf if none was learned
     deaf: bool = False  # a rank that is not its replica's lead, and does not even say that it waits
+    full: bool = False  # it waits to be connected, and has no descriptor left with which it could be
     place: int = 0  # of the rank in its replica that this was seen of
 
 

@@ -189,11 +189,12 @@ class Stalled(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class Rows(Wire, frozen=True, kw_only=True, tag=True):
-    """Answer to Probe: the peers of the view whose connection to me answers."""
+    """Answer to ProbePaths: the peers of the view whose connection answers, to the rank in this place of mine."""
 
     member: str
     view: ViewId
     reached: tuple[str, ...]
+    place: int = 0
 
 
 class Audited(Wire, frozen=True, kw_only=True, tag=True):
@@ -205,8 +206,7 @@ class Audited(Wire, frozen=True, kw_only=True, tag=True):
 
 
 class DeviceNoted(Wire, frozen=True, kw_only=True, tag=True):
-    """Something was found out about a device, by a member or (`member` is its name then) by an agent; for the record
-    (`outlast.core.events.DeviceFinding`)."""
+    """What a member, or an agent (`member` is its name then), found out about a device (`events.DeviceFinding`)."""
 
     member: str
     device: str

@@ -29,6 +29,7 @@ from outlast.runtime.host._rank_blocks import BlocksShown, exit_of
 from outlast.runtime.host._rank_starter import RankStarter
 from outlast.runtime.host._replica_ranks import (
     Rank,
+    Silence,
     absent,
     cause_of,
     detail_of,
@@ -304,9 +305,13 @@ class AgentRanks:
         living = [each for each in rank.all() if each.child.pid in before_s]
         if rank.name in self.ranks and living:
             chosen, deaf = suspect(living, self.system.now_s(), self.outside_s, self.formation_s)
-            state, traced = self.system.state(chosen.child.pid)
             advanced = works(living, before_s, _BUSY * _LOOK_S, self.system)
-            self._say(chosen, state, traced, advanced, deaf and not advanced)
+            why: Silence = "deaf" if deaf and not advanced else ""
+            for rank in living:
+                if rank.progress.read()[0] is Phase.CONNECT and self.system.is_full(rank.child.pid):
+                    chosen, why = rank, "full"
+            state, traced = self.system.state(chosen.child.pid)
+            self._say(chosen, state, traced, advanced, why)
 
-    def _say(self, rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool = False) -> None:
-        self._send(evidence_of(rank, state, traced, advanced, deaf, self.formation_s, self.system.now_s()))
+    def _say(self, rank: Rank, state: str, traced: bool, advanced: bool, why: Silence = "") -> None:
+        self._send(evidence_of(rank, state, traced, advanced, why, self.formation_s, self.system.now_s()))

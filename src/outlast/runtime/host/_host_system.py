@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from outlast.runtime.host._children import Child, start
-from outlast.runtime.host.silence import cpu_s, kernel_state
+from outlast.runtime.host.silence import cpu_s, is_full, kernel_state
 
 __all__ = ["HERE", "HostSystem"]
 
@@ -50,6 +50,10 @@ class HostSystem:
     def cpu_s(self, pid: int) -> float:
         """Processor time of all the process's threads, in seconds."""
         return cpu_s(pid)
+
+    def is_full(self, pid: int) -> bool:
+        """Whether a process has no descriptor left."""
+        return is_full(pid)
 
     def reap_strangers(self, known: Collection[int]) -> None:
         """Have done with children that nobody here started and that have ended, up to the first that is `known`: that

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from outlast.core.phases import OWNED, WAITS, Phase
 from outlast.core.protocol import messages as m
@@ -15,13 +16,19 @@ from outlast.runtime.host._children import Child, Exit
 from outlast.runtime.host._host_system import HostSystem
 from outlast.runtime.transport.progress_block import Progress
 
-__all__ = ["Rank", "absent", "cause_of", "detail_of", "evidence_of", "free_number", "patience_s", "suspect", "works"]
+__all__ = [
+    "Rank", "Silence", "absent", "cause_of", "detail_of", "evidence_of", "free_number", "patience_s", "suspect",
+    "works",
+]  # fmt: skip
 
 _TAIL_BYTES = 3000
 _SAY_WHY_S = 5.0
 _DEAF = 4.0  # times the time after which a rank that waits says so
 _SCRIPT = frozenset({Phase.LOAD, Phase.BODY, Phase.BACKWARD, Phase.OPTIMIZER})
 """Phases in which the script's code, FSDP's among it, may wait for the other ranks."""
+
+Silence = Literal["", "deaf", "full"]
+"""What an agent knows of a rank's silence, as `Examined` says it."""
 
 
 @dataclass(slots=True)
@@ -127,7 +134,7 @@ def works(ranks: Sequence[Rank], before_s: Mapping[int, float], least_s: float, 
 
 
 def evidence_of(
-    rank: Rank, state: str, traced: bool, advanced: bool, deaf: bool, formation_s: float, now_s: float
+    rank: Rank, state: str, traced: bool, advanced: bool, why: Silence, formation_s: float, now_s: float
 ) -> m.Examined:
     """What is told of a suspect. Who is stopped learns no deadlines."""
     phase, _, _, _, allowed_s = rank.progress.read()
@@ -139,7 +146,8 @@ def evidence_of(
         silent_s=rank.silent_s(now_s),
         cpu_advanced=advanced,
         allowed_s=min(allowed_s, formation_s) if state == "T" else allowed_s,
-        deaf=deaf,
+        deaf=why == "deaf",
+        full=why == "full",
         place=rank.place,
     )
 

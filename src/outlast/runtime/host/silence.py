@@ -7,6 +7,7 @@ launcher's own absence (a suspended machine, its own stop) counts for nothing. I
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Literal
 from outlast.core.policy import DeadlinePolicy, DeadlineState, Durations
 from outlast.runtime.transport.progress_block import Progress
 
-__all__ = ["BEAT_S", "Watch", "cpu_s", "excused", "kernel_state", "why_out"]
+__all__ = ["BEAT_S", "Watch", "cpu_s", "excused", "is_full", "kernel_state", "why_out"]
 
 BEAT_S = 0.1
 """How often the coordinator and the agents give a sign of life."""
@@ -45,6 +46,17 @@ def cpu_s(pid: int) -> float:
         return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
     except OSError:
         return 0.0
+
+
+def is_full(pid: int) -> bool:
+    """Whether a process can open nothing more: every descriptor below its limit is taken."""
+    try:
+        taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    except OSError:
+        return False
+    limit = next(line.split()[3] for line in limits if line.startswith("Max open files"))
+    return limit != "unlimited" and taken.issuperset(range(int(limit)))
 
 
 def why_out(coordinator: Progress | None, now_s: float) -> str:

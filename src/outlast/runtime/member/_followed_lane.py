@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from outlast.core.phases import Phase
-from outlast.core.protocol import Node, View
+from outlast.core.protocol import Node, View, ViewId
 from outlast.errors import ViewAbandoned
 from outlast.runtime.checks.guards import Guarding
 from outlast.runtime.checks.state_comparison import Comparison
@@ -16,6 +16,7 @@ from outlast.runtime.exchange.row_plane import OneRank, RowSteps
 from outlast.runtime.exchange.slots import Memory
 from outlast.runtime.host.environment import Environment
 from outlast.runtime.joining.donor import LaneDonor
+from outlast.runtime.member._heartbeat import ping
 from outlast.runtime.member._phase_clock import PhaseClock
 from outlast.runtime.member._plane_choice import lane_plane
 from outlast.runtime.member._sibling_checks import FollowedChecks
@@ -28,6 +29,7 @@ from outlast.runtime.transport import rank_words as say
 from outlast.runtime.transport.connections import Listener, PeersLost
 from outlast.runtime.transport.mesh import Mesh
 from outlast.runtime.transport.rank_check_words import LaneGrams, LookAgain, RowsChosen, SlicesSaid
+from outlast.runtime.transport.rank_path_words import LaneAnswers, LaneStalled
 
 __all__ = ["FollowedLane"]
 
@@ -98,7 +100,7 @@ class FollowedLane:
             word.addresses,
             self.engine.memory.region,
             wake_fd=self.pipe.wake_fd,
-            abandoned=lambda: self.dropped or self.pipe.view_over >= word.view.id,
+            abandoned=lambda: self._over(word.view),
             patience=self.clock.patience,
             on_stall=lambda phase, missing, waited_s: self._stalled(word.view, phase, missing, waited_s),
             probe=self.env.probe,
@@ -136,11 +138,18 @@ class FollowedLane:
     def _stalled(self, view: View, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:
         """Say whom this lane waits for; the coordinator has them looked at. Who can say so does not hang itself."""
         self.env.progress.alive()
-        said = say.LaneStalled(view.id, phase, missing, waited_s, self.clock.patience(phase))
+        said = LaneStalled(view.id, phase, missing, waited_s, self.clock.patience(phase))
         self.pipe.send(said)
 
     def _entered(self, phase: Phase, bucket: int) -> None:
         self.enter(phase, bucket=bucket)
+
+    def _over(self, view: View) -> bool:
+        mesh = self.mesh
+        if mesh is not None and self.pipe.to_probe == view.id:
+            self.pipe.to_probe = ViewId(0, 0)
+            ping(mesh, lambda reached: self.pipe.send(LaneAnswers(view.id, reached)))
+        return self.dropped or self.pipe.view_over >= view.id
 
     @property
     def dropped(self) -> bool:

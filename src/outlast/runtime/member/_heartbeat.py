@@ -150,16 +150,12 @@ class Pace:
             return tuple(losses)
 
 
-def ping(port: ViewPort, mesh: Mesh) -> None:
-    """Ping all; a timer reports who answered. Counted from the pings: who was busy until now reaches everybody. Where
+def ping(mesh: Mesh, tell: Callable[[tuple[str, ...]], None]) -> None:
+    """Ping all; a timer tells who answered. Counted from the pings: who was busy until now reaches everybody. Where
     there is no thread for the timer nothing is reported: peers whose pings are answered here say that they are."""
     mesh.ping()
 
-    def report() -> None:
-        me = port.env.me
-        port.tell_coordinator([m.Rows(member=me, view=mesh.view.id, reached=tuple(sorted(mesh.answered)))])
-
-    timer = threading.Timer(_ANSWERS_S, report)
+    timer = threading.Timer(_ANSWERS_S, lambda: tell(tuple(sorted(mesh.answered))))
     timer.daemon = True
     with contextlib.suppress(RuntimeError, MemoryError):
         begin(timer)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from outlast.core.protocol import messages as m
-from outlast.runtime.transport.rank_words import LaneStalled, RankFailed
+from outlast.runtime.transport.rank_path_words import LaneAnswers, LaneStalled
+from outlast.runtime.transport.rank_words import RankFailed
 
-__all__ = ["failure_of", "stall_of"]
+__all__ = ["failure_of", "path_of"]
 
 
 def failure_of(member: str, committed: int, said: RankFailed) -> m.Failed:
@@ -24,8 +25,10 @@ def failure_of(member: str, committed: int, said: RankFailed) -> m.Failed:
     )
 
 
-def stall_of(member: str, said: LaneStalled) -> m.Stalled:
-    """Another rank of this replica waits in its lane for others."""
+def path_of(member: str, place: int, said: LaneStalled | LaneAnswers) -> m.Stalled | m.Rows:
+    """Another rank of this replica waits in its lane for others, or says who answers there."""
+    if isinstance(said, LaneAnswers):
+        return m.Rows(member=member, view=said.view, reached=said.reached, place=place)
     return m.Stalled(
         member=member,
         view=said.view,

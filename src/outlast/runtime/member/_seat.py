@@ -36,7 +36,7 @@ from outlast.runtime.joining.donor import Donor
 from outlast.runtime.joining.joiner import Spare
 from outlast.runtime.member._heartbeat import Pace, ping, stalled
 from outlast.runtime.member._phase_clock import PhaseClock
-from outlast.runtime.member._rank_reports import failure_of, stall_of
+from outlast.runtime.member._rank_reports import failure_of, path_of
 from outlast.runtime.member._sibling_checks import SiblingChecks
 from outlast.runtime.member._sibling_lanes import SiblingLanes
 from outlast.runtime.member._siblings import Siblings
@@ -50,6 +50,7 @@ from outlast.runtime.transport.coordinator_place import CoordinatorPlace
 from outlast.runtime.transport.endpoints import lanes_address
 from outlast.runtime.transport.frames import Heartbeat
 from outlast.runtime.transport.mesh import Mesh
+from outlast.runtime.transport.rank_path_words import LaneAnswers, LaneStalled, ProbeLane
 from outlast.runtime.transport.rank_words import RankFailed
 from outlast.runtime.view.rounds import Channel, round_of
 
@@ -83,7 +84,7 @@ class MemberSeat:
         )
         for pipe in env.pipes:
             pipe.on_failed = functools.partial(self._rank_failed, pipe.place)
-            pipe.on_stalled = lambda said: self.link.send([stall_of(env.me, said)])
+            pipe.on_path = functools.partial(self._lane_said, pipe.place)
             pipe.on_noted = lambda said: self.link.send([said])
         self.siblings.meet(facts)
         if self.siblings.some:
@@ -211,6 +212,10 @@ class MemberSeat:
         mesh = self.mesh
         if mesh is not None and mesh.view.id == probe.view:
             mesh.ping_wanted = True
+        self.siblings.tell(ProbeLane(probe.view))
+
+    def _lane_said(self, place: int, said: LaneStalled | LaneAnswers) -> None:
+        self.link.send([path_of(self.env.me, place, said)])
 
     def _stop_after(self, steps: int) -> None:
         """Some member's loop has asked that training ends: all have it from the same step's outcome."""
@@ -243,7 +248,7 @@ class MemberSeat:
     def _over(self, view: View) -> bool:
         mesh = self.mesh
         if mesh is not None and mesh.ping_wanted:
-            ping(self, mesh)
+            ping(mesh, lambda reached: self._lane_said(0, LaneAnswers(mesh.view.id, reached)))
         return self.member.over(view.id) or self.member.evicted is not None or self.member.closed is not None
 
     def _stalled(self, phase: Phase, missing: tuple[str, ...], waited_s: float) -> None:

@@ -29,13 +29,13 @@ from outlast.runtime.transport.calls import reach
 from outlast.runtime.transport.door import Door
 from outlast.runtime.transport.frames import frame, read_frame
 from outlast.runtime.transport.handshake import PeerClaim
+from outlast.runtime.transport.rank_path_words import LaneAnswers, LaneStalled, ProbeLane
 from outlast.runtime.transport.rank_words import (
     DECODER,
     AreYouThere,
     EndRun,
     HereIAm,
     LaneHas,
-    LaneStalled,
     RankFailed,
     RankLeft,
     SavesHear,
@@ -69,8 +69,9 @@ class RankPipe:
         self.failed: RankFailed | None = None  # what the other end's script raised
         self._sending = threading.Lock()  # the coordinator's words are passed on by the thread that hears them
         self.view_over = ViewId(0, 0)  # at the other ranks: every view up to this one is
+        self.to_probe = ViewId(0, 0)  # at the other ranks: the view in whose lane all are to be pinged
         self.on_failed: Callable[[RankFailed], None] = lambda failed: None
-        self.on_stalled: Callable[[LaneStalled], None] = lambda stalled: None
+        self.on_path: Callable[[LaneStalled | LaneAnswers], None] = lambda said: None
         self.on_noted: Callable[[DataNoted], None] = lambda noted: None
         self.on_has: Callable[[LaneHas], None] = lambda has: None
         self.on_saves: Callable[[Any], None] = lambda said: None  # `SavesSay`, or (at the other end) `SavesHear`
@@ -122,8 +123,8 @@ class RankPipe:
                     self.failed = word
                     self._answered.set()  # it lived to say so, and this thread may now wait for the other ranks
                     self.on_failed(word)
-                if isinstance(word, LaneStalled):  # no part of the order of the others, as the next two
-                    self.on_stalled(word)
+                if isinstance(word, LaneStalled | LaneAnswers):  # no part of the order of the others, as the next two
+                    self.on_path(word)
                     continue
                 if isinstance(word, DataNoted):
                     self.on_noted(word)
@@ -141,6 +142,8 @@ class RankPipe:
                     self.on_has(word)
                 elif isinstance(word, ViewOver):
                     self.view_over = max(self.view_over, word.view)
+                elif isinstance(word, ProbeLane):
+                    self.to_probe = word.view
                 else:
                     self.inbox.append(word)
                 for fd in (self.wake_fd, self.wakes_too):

@@ -26,16 +26,17 @@ from outlast.runtime.transport.rank_check_words import (
     RowsSaid,
     SlicesSaid,
 )
+from outlast.runtime.transport.rank_path_words import LaneAnswers, LaneStalled, ProbeLane
 from outlast.runtime.transport.save_messages import FromMember, ToMember
 
 __all__ = [
-    "ApplyOutcome", "AreYouThere", "AskFingerprint", "BeginRun", "BeginStep", "CloseStreams", "ComputeLeaf", "DECODER",
-    "DrainLane", "DropLane", "EndRun", "EndStep", "EvaluateBatches", "Evaluated", "ExpectLeaves", "FeedJoiners",
-    "FeedWhole", "FingerprintSaid", "FlushStreams", "FormLane", "GiveOutcome", "HereIAm", "JoinedView", "LaneBroken",
-    "LaneDrained", "LaneEvaluated", "LaneHas", "LaneReduced", "LaneStalled", "LaneTaken", "LaneTask", "LiveOutcome",
-    "LoadShares", "LoopLeft", "OpenWorld", "RankFailed", "RankLeft", "RankReady", "ReduceLane", "ReplayOutcome",
-    "RunBegun", "SaveStable", "SavesHear", "SavesSay", "ServeJoiner", "ServedAs", "SettleOutcome", "TakeFingerprint",
-    "TakeOutcome", "TakeSave", "ViewOver",
+    "ApplyOutcome", "AreYouThere", "AskFingerprint", "BeginRun", "BeginStep", "CloseStreams", "ComputeLeaf",
+    "DECODER", "DrainLane", "DropLane", "EndRun", "EndStep", "EvaluateBatches", "Evaluated", "ExpectLeaves",
+    "FeedJoiners", "FeedWhole", "FingerprintSaid", "FlushStreams", "FormLane", "GiveOutcome", "HereIAm",
+    "JoinedView", "LaneBroken", "LaneDrained", "LaneEvaluated", "LaneHas", "LaneReduced", "LaneTaken", "LaneTask",
+    "LiveOutcome", "LoadShares", "LoopLeft", "OpenWorld", "RankFailed", "RankLeft", "RankReady", "ReduceLane",
+    "ReplayOutcome", "RunBegun", "SaveStable", "SavesHear", "SavesSay", "ServeJoiner", "ServedAs", "SettleOutcome",
+    "TakeFingerprint", "TakeOutcome", "TakeSave", "ViewOver",
 ]  # fmt: skip
 
 
@@ -303,16 +304,6 @@ class LaneBroken(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-class LaneStalled(msgspec.Struct, frozen=True, tag=True):
-    """I wait in my lane for these replicas, for longer than it usually takes."""
-
-    view: ViewId
-    phase: int
-    missing: tuple[str, ...]
-    waited_s: float
-    deadline_s: float
-
-
 class BeginRun(msgspec.Struct, frozen=True, tag=True):
     """Lead: the run's first view; begin where it begins, from a checkpoint if there is one."""
 
@@ -396,5 +387,6 @@ _Word = (
     | SavesSay | SavesHear | FingerprintSaid | RankFailed | RankLeft | AreYouThere | HereIAm
     | LookCloser | LaneLooked | AskRows | RowsSaid | AuditLeaf | LeafPrinted | LookAgain | SlicesSaid
     | LaneGrams | RowsChosen | RepeatLeaf | LaneRepeated | TakeFingerprint | ViewOver
+    | ProbeLane | LaneAnswers
 )  # fmt: skip
 DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Word)

@@ -86,14 +86,16 @@ def _end_without_anybody(c: FleetState) -> None:
 def begin_again(c: FleetState, members: Iterable[str], cause: str) -> bool:
     """Whether it does, from the newest checkpoint; `members` held the state, and are gone. Every replica of the next
     first view reads the newest generation before it forms the view; should there be none yet, the run begins at step 0
-    once more: the same bits again, only later."""
+    once more: the same bits again, only later. So it does without checkpoints where no step was made, if somebody has
+    its script loaded."""
     manned = {slot_of(name) for name in c.roster.having("spawning", "fresh", "joining", "ready")}
     slots = [f"r{index}" for index in range(c.settings.num_replicas)]
     missing = sum(slot not in manned and slot not in c.roster.unpaid for slot in slots)
     within = c.roster.restarts + missing <= c.settings.max_restarts
-    if not (c.facts.get("checkpoints") and within):
-        return False
     step = c.known_steps(members)
+    anew = not step and bool(c.roster.having("fresh", "joining"))
+    if not (within and (c.facts.get("checkpoints") or anew)):
+        return False
     c.journal("fleet_lost", step=step, detail=cause)
     c.reports.fleet_lost(step)
     c.roster.forget_steps()

@@ -63,6 +63,7 @@ def _decided(c: FleetState, seen: m.Examined, asked: m.Stalled | None) -> Evicti
         cpu_advanced=seen.cpu_advanced,
         traced=seen.traced,
         deaf=seen.deaf,
+        full=seen.full,
         asked=asked is not None,
         seated=seen.member in c.current,
         alone=not others and not c.roster.count("ready"),
@@ -97,8 +98,8 @@ def agent_continued(c: FleetState, now_s: float, said: m.AgentContinued) -> None
 
 
 def rows(c: FleetState, now_s: float, message: m.Rows) -> None:
-    """Whom a member of the probed view reaches."""
-    c.rows[message.member] = message
+    """Whom a member of the probed view reaches, in the lane of one of its ranks."""
+    c.rows[message.member, message.place] = message
 
 
 def probed(c: FleetState, name: str) -> None:
@@ -107,16 +108,20 @@ def probed(c: FleetState, name: str) -> None:
     view = next((v for v in (c.view, c.planned) if v is not None and f"probe:{v.id}" == name), None)
     if view is None or c.change is not None:
         return
-    answers = {member: row.reached for member, row in c.rows.items() if row.view == view.id}
     alive = set(c.roster.alive(view.members))
-    answers = {member: reached for member, reached in answers.items() if member in alive}
+    told = [(place, member, row.reached) for (member, place), row in c.rows.items() if row.view == view.id]
+    lanes: dict[int, dict[str, tuple[str, ...]]] = {0: {}}
+    for place, member, reached in told:
+        if member in alive:
+            lanes.setdefault(place, {})[member] = reached
     # Both must miss the other: who was busy when it was pinged reaches everybody once it pings itself. And who only
-    # waits, as its agent says, but neither pings nor answers, hangs.
+    # waits, as its agent says, but neither pings nor answers, hangs; of a replica's other ranks the agent says that.
     pairs = {
         (member, other)
+        for place, answers in lanes.items()
         for member, reached in answers.items()
         for other in alive - {member} - set(reached)
-        if (member not in answers[other] if other in answers else other in idle)
+        if (member not in answers[other] if other in answers else other in idle and not place)
     }
     if pairs:
         cut(c, pairs, "no path between two members")
@@ -126,7 +131,7 @@ def cut(c: FleetState, pairs: Iterable[tuple[str, str]], why: str) -> None:
     """Evict a minimum vertex cover of the broken pairs; of two, who does not answer the coordinator either."""
     members = c.view.members if c.view else ()
     age = {name: index for index, name in enumerate(members)}
-    reachable = c.change.acked if c.change is not None else set(c.rows)
+    reachable = c.change.acked if c.change is not None else {member for member, _ in c.rows}
     for name in _policy(c).cut(pairs, reachable, age):
         if c.change is not None:
             c.condemn(name, why)

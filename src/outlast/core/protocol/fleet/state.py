@@ -109,7 +109,7 @@ class FleetState:
         self.planned_unformed: set[str] = set()
         self.reports = Reports(self.journal)
         self.stalls: dict[str, m.Stalled] = {}
-        self.rows: dict[str, m.Rows] = {}
+        self.rows: dict[tuple[str, int], m.Rows] = {}
         self.idle: set[str] = set()  # members that only wait, as their agents say, while paths are probed
         self.probing: ViewId | None = None
         self.done: dict[ViewId, set[str]] = {}
