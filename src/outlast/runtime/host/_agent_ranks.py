@@ -307,9 +307,9 @@ class AgentRanks:
             chosen, deaf = suspect(living, self.system.now_s(), self.outside_s, self.formation_s)
             advanced = works(living, before_s, _BUSY * _LOOK_S, self.system)
             why: Silence = "deaf" if deaf and not advanced else ""
-            for rank in living:
-                if rank.progress.read()[0] is Phase.CONNECT and self.system.is_full(rank.child.pid):
-                    chosen, why = rank, "full"
+            for each in living:
+                if each.progress.read()[0] is Phase.CONNECT and self.system.is_full(each.child.pid):
+                    chosen, why = each, "full"
             state, traced = self.system.state(chosen.child.pid)
             self._say(chosen, state, traced, advanced, why)
 
