@@ -368,3 +368,11 @@ def test_steps_of_a_fleet_that_is_lost_twice_with_no_step_between_are_done_twice
     at_s = record.unix_s - record.started_s
     lost = [ev.FleetGone(at_s=at_s + when_s, step=10, detail="") for when_s in (1010.0, 1011.0)]
     assert _lost_steps(record, commits, lost) == 2
+    made_s = 1009.9  # whoever is killed as it commits writes nothing, and its block has the step
+    told = ev.ProgressMade(
+        at_s=at_s + 1009.99, view=[1, 1], stable=9, losses=[], step_s=0.0, messages=1, until=20, first=10,
+        committed=11, committed_at_s=at_s + made_s, seconds={}, stalls=[],
+    )  # fmt: skip
+    for early_s, steps in ((0.001, 3), (0.1, 2)):
+        killed = msgspec.structs.replace(hit(), at_s=made_s + early_s - record.started_s)
+        assert _lost_steps(msgspec.structs.replace(record, done=[killed]), commits, [told, *lost]) == steps

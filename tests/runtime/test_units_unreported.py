@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from outlast.core import events as ev
-from outlast.core.protocol import ViewId
+from outlast.core.protocol import Coordinator, Settings, View, ViewId
 from outlast.core.protocol import messages as m
 from outlast.core.protocol.fleet.reports import Reports
 from outlast.journal import Journal
@@ -73,3 +73,38 @@ def test_steps_lost_with_the_fleet_are_told_whoever_is_there_when_it_is_back(
     assert [recovery["replica"] for recovery in told] == (dead[1:] if TOLD in story else dead)
     assert {recovery["lost_steps"] for recovery in told} == {lost_steps}
     assert [recovery["downtime_s"] for recovery in told] == pytest.approx([20.3] * len(told))
+
+
+@pytest.mark.parametrize(
+    ("told", "untold"),
+    [
+        ([], {"r0.1"}),
+        ([DEAD], set()),
+        ([ev.AgentLost(at_s=1010.0, agent="a0", cause="SIGKILL", replicas=["r0.1"])], set()),
+    ],
+)
+def test_who_was_put_out_while_its_agent_could_not_say_that_it_had_ended_is_told_when_it_can(
+    tmp_path: Path, told: list[Any], untold: set[str]
+) -> None:
+    """The coordinator died before the agent was continued; the end was in no journal."""
+    out = ev.Suspected(at_s=1009.0, replica="r0.1", evidence="its connection to a peer ended", decision="evict")
+    waits = ev.Suspected(at_s=1009.0, replica="r0.2", evidence="slow", decision="wait")
+    with Journal.create(tmp_path) as journal:
+        for event in (INSTALLED, FORMED, out, waits, *told):
+            journal.append(event)
+        journal.flush(10.0)
+        found = unreported(journal, APART_S)
+    assert found[2] == untold
+    view = View(id=ViewId(1, 2), members=("r0.2",))
+    record = m.FleetRecord(view=view, incarnations={"r0": 2}, placement={"r0.2": "a0"}, formed=True)
+    c = Coordinator(Settings(num_replicas=2), 2, record)
+    c.reports.recall(*found)
+    c.handle(14.0, m.AgentHello(agent="a0", pid=1, members=("r0.2",)))
+    gone = m.Exited(member="r0.1", cause="signal", detail="SIGSEGV", noticed_at_s=9.5, committed=7)
+    written = [
+        (a.fields["replica"], a.fields["cause"], a.fields["step"])
+        for _ in range(2)
+        for a in c.handle(14.1, gone)
+        if isinstance(a, m.JournalEntry) and a.kind == "replica_exited"
+    ]
+    assert written == [("r0.1", "signal", 7)] * bool(untold)

@@ -19,6 +19,7 @@ from outlast.runtime.transport.frames import COORDINATOR
 __all__ = ["number_findings"]
 
 _UNWRITTEN_S = 0.5  # from a commit to the strike that may have ended who made it before it wrote its line
+_AT_ONCE_S = 0.005  # a step is committed, and the loop's next line writes so
 _UNEXPLAINED = 0.01
 _QUIET_S = 5.0  # without a step, `status` must not speak of training as if it went on
 _SETTLED_S = 2.0  # a process that died so short before the end may not have been told any more
@@ -71,7 +72,7 @@ def _story(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.
 
 def _lost_steps(record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]) -> int:
     """Committed, and lost with all who held them: a checkpoint was loaded, or a spare went on that was behind."""
-    lost, since_s = 0, -math.inf
+    lost, since_s, commits = 0, -math.inf, [*commits, *_unlogged(record, events)]
     for event in events:
         if isinstance(event, ev.FleetGone):
             at_s = event.at_s - record.unix_s + record.started_s
@@ -82,6 +83,16 @@ def _lost_steps(record: StrikeRecord, commits: Sequence[Commit], events: Sequenc
         before = max((commit.step for commit in commits if commit.at_s <= at_s), default=-1)
         lost += max(0, before + 1 - step)
     return lost
+
+
+def _unlogged(record: StrikeRecord, events: Sequence[ev.AnyEvent]) -> Iterator[Commit]:
+    """Steps whose maker was killed as it had committed them: it could not write its line, and its block had them."""
+    killed = [done.at_s for done in record.done if done.kind in _FATAL]
+    for event in events:
+        if isinstance(event, ev.ProgressMade) and event.committed > 0:
+            at_s = event.committed_at_s - record.unix_s
+            if any(0.0 <= when_s - at_s <= _AT_ONCE_S for when_s in killed):
+                yield Commit(at_s + record.started_s, event.committed - 1, "", "")
 
 
 def _saved(events: Sequence[ev.AnyEvent]) -> bool:

@@ -15,18 +15,26 @@ from outlast.journal import Journal
 
 __all__ = ["take_over", "unreported"]
 
+_KINDS = (
+    events.ReplicaExited, events.Recovery, events.FleetGone, events.ViewFormed, events.ViewInstalled, events.Suspected,
+    events.AgentLost,
+)  # fmt: skip
+
 
 def take_over(coordinator: Coordinator, journal: Journal, apart_s: float) -> None:
-    """Faults that nobody has reported as recovered from, and alarms. `apart_s`: Unix time less monotonic time."""
+    """Faults that nobody has reported as recovered from, ends that nobody has told, and alarms. `apart_s`: Unix time
+    less monotonic time."""
     coordinator.reports.recall(*unreported(journal, apart_s))
     coordinator.recall((entry.event for entry in journal.events(kinds=ALARM_EVENTS)), apart_s)
 
 
-def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], Loss | None]:
-    """Return the deaths that nobody reported as recovered from, and the loss of the fleet.
-    `apart_s`: Unix time less monotonic time."""
-    kinds = (events.ReplicaExited, events.Recovery, events.FleetGone, events.ViewFormed, events.ViewInstalled)
-    story = [entry.event for entry in journal.events(kinds=kinds)]
+def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], Loss | None, set[str]]:
+    """Return the deaths that nobody reported as recovered from, the loss of the fleet, and who was put out without
+    being said to have ended. `apart_s`: Unix time less monotonic time."""
+    story = [entry.event for entry in journal.events(kinds=_KINDS)]
+    out = {e.replica for e in story if isinstance(e, events.Suspected) and e.decision == "evict"}
+    out -= {e.replica for e in story if isinstance(e, events.ReplicaExited)}
+    out -= {replica for e in story if isinstance(e, events.AgentLost) for replica in e.replicas}
     told = {e.replica for e in story if isinstance(e, events.Recovery)}
     faults, view = list[ReportedFault](), list[str]()
     for e in story:
@@ -46,4 +54,4 @@ def unreported(journal: Journal, apart_s: float) -> tuple[list[ReportedFault], L
                 loss.again(e.step)
         elif isinstance(e, events.ViewFormed) and loss is not None:
             loss.formed(e.step)
-    return faults, loss
+    return faults, loss, out

@@ -76,6 +76,7 @@ def dropped(c: FleetState, now_s: float, gone: m.Exited, of_view: bool) -> None:
         return
     if known is None and incarnation_of(name) <= c.roster.incarnations.get(slot_of(name), 0):
         c.roster.drop(name, now_s)  # an agent repeats what an earlier coordinator has dealt with
+        c.reports.repeated(gone)
         return
     c.roster.learn(name, gone.committed)
     planned_departure = known is not None and known.leaving and gone.cause in ("left", "finished", "exit")

@@ -7,7 +7,7 @@ downtime that is told; when somebody noticed, and how long it took to form the v
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from outlast.core.protocol import messages as m
@@ -70,11 +70,13 @@ class Reports:
     held_back: ViewId | None = None  # the view whose members wait for more, until it is told that none can come
     _loss: Loss | None = None
     _worked: ViewId | None = None  # the newest view that was seen to work: what came later did not interrupt it
+    _untold: set[str] = field(default_factory=set)  # whom an earlier coordinator put out, and whose end nobody has told
     _commits: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
-    def recall(self, faults: Sequence[ReportedFault], loss: Loss | None) -> None:
-        """What an earlier coordinator had noticed, and nobody has recovered from yet."""
-        self.faults, self._loss = list(faults), loss
+    def recall(self, faults: Sequence[ReportedFault], loss: Loss | None, untold: Collection[str] = ()) -> None:
+        """What an earlier coordinator had noticed, and nobody has recovered from yet; `untold`: whom it put out, while
+        their agents could not say that they had ended."""
+        self.faults, self._loss, self._untold = list(faults), loss, set(untold)
 
     def noticed(self, victim: str, by: str, at_s: float) -> bool:
         """The first to notice is who counts: whether this is the first."""
@@ -91,6 +93,12 @@ class Reports:
             self.faults.append(
                 ReportedFault(exited.cause, exited.member, by, at_s, exited.last_alive_s, exited.detail, of_view, step)
             )
+
+    def repeated(self, exited: m.Exited) -> None:
+        """The end of one that an earlier coordinator has dealt with. The run went on without it then."""
+        if exited.member in self._untold:
+            self._untold.discard(exited.member)
+            self.exited(exited, exited.committed, True, False)
 
     @property
     def steps(self) -> int:
