@@ -29,8 +29,8 @@ def started(at: float = 0.0) -> ev.RunStarted:
     return ev.RunStarted(at_s=at, run_id="x", command=[], num_replicas=4, num_spares=0, signature={}, config={})
 
 
-def finished(at: float, outcome: Any = "finished") -> ev.RunFinished:
-    return ev.RunFinished(at_s=at, outcome=outcome, steps=1, detail="", exit_code=0, seconds={})
+def finished(at: float, outcome: Any = "finished", steps: int = 1) -> ev.RunFinished:
+    return ev.RunFinished(at_s=at, outcome=outcome, steps=steps, detail="", exit_code=0, seconds={})
 
 
 def test_a_run_by_hand(story: Any) -> None:
@@ -183,3 +183,12 @@ def test_what_no_checkpoint_holds_is_counted_with_what_a_rewind_took_back(to: in
     for event in [started(), *story, finished(4.0, "failed")]:
         fold.take(event)
     assert fold.gone == (30 if after else 20)
+
+
+@pytest.mark.parametrize(("steps", "gone"), [(10, 10), (13, 13), (0, 10)])
+def test_steps_whose_times_nobody_could_tell_any_more_are_in_vain_as_well(steps: int, gone: int) -> None:
+    """The last member was woken as the run ended: its coordinator knew how far it was, and had no word of the steps."""
+    fold = AccountingFold()
+    for event in [started(), counted(2.0, 0, 10, productive=1.0), finished(4.0, "stopped", steps)]:
+        fold.take(event)
+    assert fold.gone == gone

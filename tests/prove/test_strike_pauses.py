@@ -98,6 +98,18 @@ def test_time_in_which_who_trains_is_ready_and_has_no_processor_is_no_standstill
     assert [told(*case) for case in cases] == [True, True, False, True, True]
 
 
+@pytest.mark.parametrize(("before_s", "right"), [(0.02, True), (0.5, False)])
+def test_of_a_standstill_that_lasts_to_the_end_of_the_run_nobody_is_left_to_tell(before_s: float, right: bool) -> None:
+    of = seen(recovered(downtime_s=0.0, microbatches_recomputed=0), commits=commits(still_s=0.1))
+    over_s = of.events[-1].at_s + 900.0
+    until = [*(commit for commit in of.commits if commit.at_s < over_s - 2.0)][:-1]
+    last = Commit(over_s - before_s, until[-1].step + 1, "0x1p0", "r1.1")
+    done = [msgspec.structs.replace(hit(), at_s=until[-1].at_s - 1000.0 + 0.01)]
+    record = msgspec.structs.replace(of.record, done=done)
+    checks = number_findings(of.fleet, record, [*until, last], of.events, MICROBATCHES)
+    assert ("why: downtime" not in {check for check, _ in checks}) == right
+
+
 def test_who_died_before_it_had_brought_the_state_back_has_lost_no_steps_a_second_time() -> None:
     """The replacement that was to load a checkpoint is mended by the same view as the one that it stood in for."""
     before = commits()[:360]

@@ -242,7 +242,9 @@ def _note(event: ev.AnyEvent, facts: _Facts) -> None:
             facts.over = True
             if event.outcome != "finished" and facts.first is not None:
                 kept = max(facts.saved, facts.first)
-                facts.gone = max(0, facts.end - kept)
+                facts.gone = max(
+                    0, facts.end - kept, event.steps - kept
+                )  # news of the last ones may have been too late
                 _lose(kept, facts)
 
 

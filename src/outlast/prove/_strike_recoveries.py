@@ -112,7 +112,8 @@ def _untold(
     record: StrikeRecord, commits: Sequence[Commit], events: Sequence[ev.AnyEvent]
 ) -> Iterator[tuple[str, str]]:
     """Time in which the stopwatch saw no commit at all is told, as a downtime or as a stall; a fault of which it is
-    told that training went on stopped nothing, but for what the striker held up itself just then."""
+    told that training went on stopped nothing, but for what the striker held up itself just then. Of what lasted to the
+    end of the run nobody was left to tell."""
     told = [(e.at_s - record.unix_s, e.downtime_s) for e in events if isinstance(e, ev.Recovery) and e.downtime_s]
     told += [(e.at_s - record.unix_s, e.seconds) for e in events if isinstance(e, ev.Stall)]
     calm = {e.replica: e.at_s - record.unix_s for e in events if isinstance(e, ev.Recovery) and not e.downtime_s}
@@ -122,7 +123,10 @@ def _untold(
     apart = [(a, b) for a, b in gaps if not any(a - _NEAR_S < done.at_s < b for done in record.done)]
     took_s = sorted(end_s - begin_s for begin_s, end_s in apart)  # of each step that no strike was near
     seldom_s = took_s[int(_SELDOM * len(took_s))] if took_s else 0.0
+    over_s = min([math.inf, *(e.at_s - record.unix_s for e in events if isinstance(e, ev.RunFinished))])
     for index, (begin_s, end_s) in enumerate(gaps):
+        if abs(end_s - over_s) < LATE_S:
+            continue
         long_s = end_s - begin_s
         near_s = statistics.median([end - begin for begin, end in gaps[max(0, index - 2) : index]] or [0.0])
         covered_s = sum(max(0.0, min(at_s, end_s) - max(at_s - s, begin_s)) for at_s, s in told)
