@@ -84,7 +84,10 @@ def test_a_member_that_has_no_thread_to_report_its_paths_trains_on(refuse: set[s
 
 
 def test_who_can_open_nothing_more_is_seen_from_outside() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+    begun = [sys.executable, "-c", "print(flush=True); input()"]  # else it might need a descriptor to begin, and end
+    with subprocess.Popen(begun, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
         for at_most, full in ((64, False), (3, True), (2, True)):  # it has three, and keeps what is above its limit
             resource.prlimit(other.pid, resource.RLIMIT_NOFILE, (at_most, 64))
             assert is_full(other.pid) is full

@@ -242,9 +242,8 @@ def _note(event: ev.AnyEvent, facts: _Facts) -> None:
             facts.over = True
             if event.outcome != "finished" and facts.first is not None:
                 kept = max(facts.saved, facts.first)
-                facts.gone = max(
-                    0, facts.end - kept, event.steps - kept
-                )  # news of the last ones may have been too late
+                # Of the last ones it may know only how many they were: news of them came too late.
+                facts.gone = max(0, max(facts.end, event.steps) - kept)
                 _lose(kept, facts)
 
 
